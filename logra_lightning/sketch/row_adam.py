@@ -1,0 +1,335 @@
+"""`RowAdam`: one optimizer for sketched and dense weights (rows 3, 4 and 8 of the method).
+
+Its step has two halves. `propose` turns the sketches into a direction and changes nothing that
+lasts; `step` commits it. Between them a callback may look at the proposal and set `step_scale`.
+Both rules only scale the rows of S, so a proposal is one number per row, not a copy of S.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from logra_lightning.sketch.adamw import AdamWOptions, adamw_state, adamw_step_
+from logra_lightning.sketch.bank import Sketch, SketchBank
+from logra_lightning.sketch.factors import Factors, merge_
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a step would do before its step scale.
+
+    Args:
+        row_scales: name to c [d] fp64; the direction is `D = c * S`, row by row.
+        row_moments: name to v [d] fp32 after this step.
+        decay_rate: weights are multiplied by `1 - step_scale * decay_rate` before the merge.
+        grad_norm: Frobenius norm of the gradient of all trained weights before clipping; the
+            sketched part is estimated by its sketches, without bias in the square.
+    """
+
+    row_scales: dict[str, Tensor]
+    row_moments: dict[str, Tensor]
+    decay_rate: float
+    grad_norm: float
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether there is no gradient at all: the step changes nothing, moments included."""
+        return self.grad_norm == 0.0
+
+    def direction(self, sketch: Sketch) -> Tensor:
+        """D [d, r] fp32 of one weight."""
+        scale = self.row_scales[sketch.name] * sketch.scale
+        return sketch.total * scale.to(torch.float32)[:, None]
+
+
+class RowAdam(torch.optim.Optimizer):
+    r"""Adam with one second moment per output row and no first moment, on sketches.
+
+    .. math::
+        v \leftarrow \beta_2 v + (1 - \beta_2)\, \mathrm{mean}_r(S^2), \qquad
+        D = \mathrm{lr} \cdot S / (\sqrt{v / (1 - \beta_2^t)} + \epsilon), \qquad
+        W \leftarrow (1 - a\,\mathrm{lr}\,\lambda)\, W - a\, D A
+
+    with step scale a and weight decay :math:`\lambda`. This is the plain rule, whose `lr` a
+    scheduler may change; `RelativeRowAdam` is the paper's. Weights outside the bank that require
+    a gradient are trained by AdamW in the same step. fp32 and bf16 weights are supported; bf16
+    ones keep an exact fp32 master (`sketch.master`, or a copy for AdamW's).
+
+    Source: LoGRA, arXiv 2610.06647.
+
+    Args:
+        params: all parameters of the model. Those that are neither in the bank nor require a
+            gradient are left alone.
+        sketches: the bank, from the strategy.
+        adamw: options for the weights that are not sketched.
+        max_grad_norm: clip the norm of the whole gradient first; None does not.
+        lr: learning rate of the sketched weights.
+        beta2: decay of the row moments.
+        eps: added to the root of the row moment.
+        weight_decay: decoupled, of the sketched weights.
+
+    Attributes:
+        step_scale: multiplies the next step; 1 unless set while it is pending.
+        last_step_scale: of the last step; 0 where the gradient was zero.
+        factors: what the last step merged into the sketched weights, None where nothing.
+
+    Raises:
+        ValueError: a value out of range, or no parameter of the bank among `params`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Parameter],
+        sketches: SketchBank,
+        adamw: AdamWOptions | None = None,
+        max_grad_norm: float | None = None,
+        *,
+        lr: float = 1e-6,
+        beta2: float = 0.95,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        if lr <= 0 or eps <= 0 or weight_decay < 0 or not 0 <= beta2 < 1:
+            raise ValueError(
+                f"need lr > 0, eps > 0, weight_decay >= 0 and 0 <= beta2 < 1, got lr={lr}, "
+                f"eps={eps}, weight_decay={weight_decay}, beta2={beta2}"
+            )
+        if max_grad_norm is not None and max_grad_norm <= 0:
+            raise ValueError(f"max_grad_norm must be positive or null, got {max_grad_norm}")
+        self.sketches = sketches
+        self.max_grad_norm = max_grad_norm
+        self.step_scale = 1.0
+        self.last_step_scale = 0.0
+        self.proposal: Proposal | None = None
+        self.factors: Factors | None = None
+        sketched, dense = _partition(params, sketches)
+        adamw = adamw or AdamWOptions()
+        groups: list[dict[str, Any]] = [
+            {"params": sketched, "lr": lr, "beta2": beta2, "weight_decay": weight_decay}
+        ]
+        if dense:
+            groups.append(
+                {"params": dense, "lr": adamw.lr, "weight_decay": adamw.weight_decay}
+                | {"betas": adamw.betas, "eps": adamw.eps}
+            )
+        super().__init__(groups, {"eps": eps})
+        self._make_state()
+
+    def _make_state(self) -> None:
+        # At once and in fp32: bf16-true would make it bf16 later, and loading a checkpoint into an
+        # optimizer without state loses it under FSDP2. Counters stay on the CPU, so that reading
+        # one never waits for a GPU.
+        for param in self.param_groups[0]["params"]:
+            state = {
+                "step": torch.zeros((), dtype=torch.float32, device="cpu"),
+                "row_moment": torch.zeros(param.shape[0], dtype=torch.float32, device=param.device),
+            }
+            if param.dtype == torch.bfloat16:
+                state["residual"] = torch.zeros_like(param, dtype=torch.int16)
+            self.state[param] = state
+        for group in self.param_groups[1:]:
+            for param in group["params"]:
+                self.state[param] = adamw_state(param)
+
+    @torch.no_grad()
+    def propose(self) -> Proposal:
+        """The proposal for the sketches as they stand; the same one until `step` commits it.
+
+        Raises:
+            FloatingPointError: a sketch or dense gradient that is not finite; nothing has changed.
+        """
+        if self.proposal is None:
+            squares = {s.name: _row_squares(s) for s in self.sketches}
+            grad_norm = self._grad_norm(squares)
+            clip = self._clip(grad_norm)
+            moments, roots = {}, {}
+            group = self.param_groups[0]
+            for sketch in self.sketches:
+                state = self.state[sketch.module.weight]
+                mean_square = squares[sketch.name] * (clip**2 / self.sketches.rank)
+                moment = state["row_moment"].to(torch.float64)
+                moment = moment * group["beta2"] + mean_square * (1 - group["beta2"])
+                moments[sketch.name] = moment.to(torch.float32)
+                correction = 1 - group["beta2"] ** (state["step"].item() + 1)
+                roots[sketch.name] = (moment / correction).sqrt()
+            row_scales = self._row_scales(squares, roots, clip)
+            decay_rate = group["lr"] * group["weight_decay"]
+            self.proposal = Proposal(row_scales, moments, decay_rate, grad_norm)
+        return self.proposal
+
+    def _row_scales(
+        self, squares: dict[str, Tensor], roots: dict[str, Tensor], clip: float
+    ) -> dict[str, Tensor]:
+        """Name to c [d] fp64 with `D = c * S`; squares are of the rows of S before clipping."""
+        group = self.param_groups[0]
+        return {name: clip * group["lr"] / (root + group["eps"]) for name, root in roots.items()}
+
+    def _grad_norm(self, squares: dict[str, Tensor]) -> float:
+        """Norm of the whole gradient; raises when a part of it is not finite."""
+        dense = {
+            f"dense parameter of shape {list(p.shape)}": p.grad.to(torch.float64).square().sum()
+            for group in self.param_groups[1:]
+            for p in group["params"]
+            if p.grad is not None
+        }
+        parts = {name: s.sum() for name, s in squares.items()} | dense
+        totals = torch.stack([part.to(self.sketches.flat.device) for part in parts.values()])
+        if not torch.isfinite(totals).all():
+            bad = [
+                name for name, x in zip(parts, totals.tolist(), strict=True) if not math.isfinite(x)
+            ]
+            raise FloatingPointError(
+                f"the gradient of step {self.sketches.step} is not finite in {len(bad)} of "
+                f"{len(parts)} weights, first in {bad[0]!r}; nothing was updated"
+            )
+        return math.sqrt(totals.sum().item())
+
+    def _clip(self, grad_norm: float) -> float:
+        if self.max_grad_norm is None or grad_norm <= self.max_grad_norm:
+            return 1.0
+        return self.max_grad_norm / grad_norm
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Propose, call the closure, commit `step_scale` times the proposal.
+
+        The closure runs before the commit: Lightning fires `on_before_optimizer_step` inside it,
+        where callbacks may read the proposal and set `step_scale`. A gradient that is zero
+        everywhere changes nothing, row moments included.
+        """
+        self.factors = None
+        proposal = self.propose()
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        if not proposal.is_zero:
+            self.factors = self._merge(proposal)
+            for group in self.param_groups[1:]:
+                adamw_step_(group, self.state, self._clip(proposal.grad_norm))
+        self.last_step_scale = 0.0 if proposal.is_zero else self.step_scale
+        self.proposal = None
+        self.step_scale = 1.0
+        return result
+
+    def _merge(self, proposal: Proposal) -> Factors:
+        bank = self.sketches
+        directions = {}
+        decay = 1.0 - self.step_scale * proposal.decay_rate
+        for sketch in bank:
+            param = sketch.module.weight
+            state = self.state[param]
+            # Rounded before the merge, so that engines can do exactly the same with what they get.
+            direction = (proposal.direction(sketch) * self.step_scale).to(torch.bfloat16)
+            merge_(param, direction, sketch.entries, decay=decay, residual=state.get("residual"))
+            state["row_moment"].copy_(proposal.row_moments[sketch.name])
+            state["step"] += 1
+            directions[sketch.name] = direction
+        assert bank.step is not None
+        return Factors(bank.step, bank.seed, bank.draw, bank.rank, decay, directions)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As saved, dtypes included: the base class would cast moments to the weights' dtype."""
+        super().load_state_dict(state_dict)
+        params = [p for group in self.param_groups for p in group["params"]]
+        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        for param, i in zip(params, ids, strict=True):
+            for key, value in state_dict["state"].get(i, {}).items():
+                device = "cpu" if key == "step" else param.device
+                self.state[param][key] = value.detach().clone().to(device)
+
+
+class RelativeRowAdam(RowAdam):
+    r"""The paper's rule: a step as long as a fixed fraction of the weights.
+
+    Rows are normalized by their moments, and each layer keeps its share:
+
+    .. math::
+        u = 1 / (\sqrt{\hat v} + \epsilon\, \mathrm{mean}(\sqrt{\hat v})), \qquad
+        D = u \odot S \cdot \|S\|_F / \|u \odot S\|_F, \qquad
+        \sqrt{\textstyle\sum \|D A\|_F^2} = \mathrm{ratio} \cdot \sqrt{\textstyle\sum \|W\|_F^2}
+
+    where the last line fixes one factor for all layers. It is found without the dense update:
+    :math:`\|S A\|_F^2 = \langle S (A A^T), S \rangle`.
+
+    Source: LoGRA, arXiv 2610.06647.
+
+    Args:
+        params: as in `RowAdam`.
+        sketches: as in `RowAdam`.
+        adamw: as in `RowAdam`.
+        max_grad_norm: as in `RowAdam`; with this rule it only bounds what enters the row moments.
+        update_ratio: norm of a step of scale 1 over the norm of the sketched weights. A scheduler
+            changes it like a learning rate.
+        beta2: decay of the row moments.
+        eps: relative to the mean root of the row moments of a weight.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Parameter],
+        sketches: SketchBank,
+        adamw: AdamWOptions | None = None,
+        max_grad_norm: float | None = None,
+        *,
+        update_ratio: float = 6e-5,
+        beta2: float = 0.95,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(
+            params, sketches, adamw, max_grad_norm, lr=update_ratio, beta2=beta2, eps=eps
+        )
+
+    def _row_scales(
+        self, squares: dict[str, Tensor], roots: dict[str, Tensor], clip: float
+    ) -> dict[str, Tensor]:
+        group = self.param_groups[0]
+        scales, update, weights = {}, 0.0, 0.0
+        for sketch in self.sketches:
+            square, root = squares[sketch.name], roots[sketch.name]
+            u = 1.0 / (root + group["eps"] * root.mean())
+            length = (u.square() * square).sum()
+            scale = u * (square.sum() / length).sqrt()
+            scale = torch.where(square > 0, scale, 0.0)  # a zero sketch, or row, does not move
+            scales[sketch.name] = scale
+            update += (scale.square() * _row_update_squares(sketch)).sum().item()
+            weights += (
+                torch.linalg.vector_norm(sketch.module.weight, dtype=torch.float32).item() ** 2
+            )
+        factor = group["lr"] * math.sqrt(weights / update) if update > 0 else 0.0
+        return {name: scale * factor for name, scale in scales.items()}
+
+
+def _partition(
+    params: Iterable[Parameter], sketches: SketchBank
+) -> tuple[list[Tensor], list[Parameter]]:
+    """The bank's weights, in its order, and the others that require a gradient."""
+    params = list(params)
+    sketched = [sketch.module.weight for sketch in sketches]
+    given, in_bank = {id(p) for p in params}, {id(p) for p in sketched}
+    missing = [s.name for s in sketches if id(s.module.weight) not in given]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} sketched weights are not among params, first {missing[0]!r}: pass "
+            f"all parameters of the model"
+        )
+    return sketched, [p for p in params if p.requires_grad and id(p) not in in_bank]
+
+
+def _row_squares(sketch: Sketch) -> Tensor:
+    """`sum_r S^2` [d] fp64."""
+    rows = torch.linalg.vector_norm(sketch.total, dim=1, dtype=torch.float32)
+    return rows.to(torch.float64).square() * sketch.scale**2
+
+
+def _row_update_squares(sketch: Sketch) -> Tensor:
+    """Squared norms of the rows of `S A` [d] fp64, by the r x r Gram matrix."""
+    rows = ((sketch.total @ sketch.gram()) * sketch.total).sum(dim=1)
+    return rows.to(torch.float64).clamp_min(0.0) * sketch.scale**2

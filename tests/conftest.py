@@ -1,0 +1,54 @@
+"""Tiny models and the shipped policy, shared by all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+ROOT = Path(__file__).parent.parent
+TINY_POLICY = ROOT / "examples" / "tiny_policy"
+
+
+def make_llama(**overrides: object) -> LlamaForCausalLM:
+    """A random Llama of two layers with uneven shapes and untied head."""
+    options: dict[str, object] = {
+        "vocab_size": 61,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LlamaForCausalLM(LlamaConfig(**(options | overrides))).eval()
+
+
+@pytest.fixture
+def llama() -> LlamaForCausalLM:
+    return make_llama()
+
+
+class Pair(nn.Module):
+    """Two linear layers, for maths by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(12, 9, bias=False)
+        self.o_proj = nn.Linear(9, 7, bias=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.o_proj(torch.tanh(self.q_proj(x)))
+
+
+@pytest.fixture
+def pair() -> Pair:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return Pair()

@@ -1,0 +1,124 @@
+"""Chunked logprobs equal the plain ones in value and gradient, for every kind of head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GraniteConfig,
+    LlamaForCausalLM,
+)
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from logra_lightning.objective import Head, check_head, head_of, token_logprobs
+from logra_lightning.objective.logprobs import final_hidden, plain_token_logprobs
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+
+def inputs(tokens: int = 23, vocabulary: int = 61, size: int = 16) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, size, generator=generator, requires_grad=True)
+    weight = torch.randn(vocabulary, size, generator=generator, requires_grad=True)
+    return hidden, weight, torch.randint(0, vocabulary, (tokens,), generator=generator)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 23, 100])
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
+@pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (0.25, None), (2.0, 5.0)])
+def test_chunked_equals_plain_in_value_and_gradient(
+    chunk: int, temperature: float, scale: float, softcap: float | None
+) -> None:
+    results = []
+    for chunked in (True, False):
+        hidden, weight, targets = inputs()
+        bias = torch.linspace(-1, 1, 61).requires_grad_()
+        head = Head(weight, bias, scale, softcap)
+        if chunked:
+            logprobs, entropy = token_logprobs(
+                hidden, targets, head, temperature=temperature, chunk_tokens=chunk
+            )
+        else:
+            logprobs, entropy = plain_token_logprobs(hidden, targets, head, temperature=temperature)
+        (logprobs * torch.linspace(-1, 1, 23)).sum().backward()
+        results.append((logprobs, entropy, hidden.grad, weight.grad, bias.grad))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_never_exist_whole() -> None:
+    hidden, weight, targets = inputs(tokens=64, vocabulary=500, size=4)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for tensor in out if isinstance(out, tuple | list) else [out]:
+                if isinstance(tensor, Tensor) and tensor.dim() == 2 and 500 in tensor.shape[1:]:
+                    largest = max(largest, tensor.shape[0])
+            return out
+
+    with Watch():
+        logprobs, _ = token_logprobs(hidden, targets, Head(weight), temperature=1.0, chunk_tokens=8)
+        logprobs.sum().backward()
+    assert largest == 8
+
+
+def model_of(config: object) -> LlamaForCausalLM:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma2Config(**SIZES, final_logit_softcapping=0.05),
+        CohereConfig(**SIZES, logit_scale=0.0625),
+        GraniteConfig(**SIZES, logits_scaling=8.0),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_the_models_own_softcap_and_scale_are_applied(config: object) -> None:
+    model = model_of(config)
+    tokens = torch.arange(10)[None]
+    expected = model(input_ids=tokens).logits[0]
+    actual = head_of(model).logits(final_hidden(model, tokens)[0])
+    torch.testing.assert_close(actual, expected)
+    plain = final_hidden(model, tokens)[0] @ model.get_output_embeddings().weight.t()
+    assert (plain - expected).abs().max() > 1e-3  # so that the comparison means something
+    check_head(model, tolerance=1e-4)
+
+
+def test_a_model_that_makes_its_logits_otherwise_is_refused_by_name(
+    llama: LlamaForCausalLM,
+) -> None:
+    class Odd(LlamaForCausalLM):
+        def forward(self, **kwargs):  # type: ignore[no-untyped-def]
+            return CausalLMOutputWithPast(logits=super().forward(**kwargs).logits * 1.01)
+
+    odd = Odd(llama.config).eval()
+    with pytest.raises(ValueError, match="Odd makes its logits in a way that is not supported"):
+        check_head(odd, tolerance=1e-4)
+
+
+def test_padding_on_the_right_changes_nothing(llama: LlamaForCausalLM) -> None:
+    tokens = torch.tensor([[5, 6, 7, 0, 0, 0]])
+    torch.testing.assert_close(
+        final_hidden(llama, tokens)[:, :3], final_hidden(llama, tokens[:, :3])
+    )

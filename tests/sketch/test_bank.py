@@ -1,0 +1,94 @@
+"""What may be sketched, with which rank, and when the sums start again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from logra_lightning.sketch import SketchBank, find_targets
+from logra_lightning.sketch.projection import projection_key, rademacher
+from tests.conftest import Pair
+
+CPU = torch.device("cpu")
+
+
+def test_default_targets_are_attention_and_mlp_matrices(llama: LlamaForCausalLM) -> None:
+    found = find_targets(llama)
+    assert len(found) == 2 * 7
+    assert "model.layers.1.mlp.down_proj" in found
+    assert llama.lm_head not in found.values()
+
+
+def test_unknown_target_lists_what_exists(llama: LlamaForCausalLM) -> None:
+    with pytest.raises(ValueError, match=r"'qproj'; this model has down_proj, gate_proj, k_proj"):
+        find_targets(llama, ["q_proj", "qproj"])
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_embeddings_and_head_are_refused(llama: LlamaForCausalLM, target: str) -> None:
+    with pytest.raises(ValueError, match=f"target '{target}' is an embedding or the output head"):
+        find_targets(llama, ["q_proj", target])
+
+
+def test_no_targets_are_refused(llama: LlamaForCausalLM) -> None:
+    with pytest.raises(ValueError, match="targets is empty"):
+        find_targets(llama, [])
+
+
+def test_rank_above_in_features_names_the_narrowest_target(pair: Pair) -> None:
+    modules = find_targets(pair, ["q_proj", "o_proj"])
+    with pytest.raises(ValueError, match=r"between 1 and 9 \(in_features of 'o_proj'\), got 10"):
+        SketchBank(modules, 10, device=CPU)
+
+
+def test_wrapped_modules_keep_their_names() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self._orig_mod = inner
+
+    assert list(find_targets(Wrapper(Pair()), ["q_proj"])) == ["q_proj"]
+
+
+def test_sketches_are_views_of_one_buffer(pair: Pair) -> None:
+    bank = SketchBank(find_targets(pair, ["q_proj", "o_proj"]), 4, device=CPU)
+    bank.flat.fill_(1.0)
+    assert bank.flat.numel() == (9 + 7) * 4
+    assert all((s.total == 1).all() for s in bank)
+    bank.begin_step(0)
+    assert (bank.flat == 0).all()
+    assert bank.nbytes == (9 + 7) * 4 * 4 + (12 + 9) * 4
+
+
+def test_a_step_begins_once(pair: Pair) -> None:
+    bank = SketchBank(find_targets(pair, ["q_proj"]), 4, device=CPU)
+    bank.begin_step(5)
+    bank.flat.fill_(1.0)
+    bank.begin_step(5)
+    assert (bank.flat == 1).all()
+    bank.begin_step(6)
+    assert (bank.flat == 0).all()
+
+
+def test_projections_hold_for_refresh_every_steps(pair: Pair) -> None:
+    bank = SketchBank(find_targets(pair, ["q_proj"]), 4, seed=9, device=CPU)
+    bank.refresh_every = 2
+    drawn = []
+    for step in range(5):
+        bank.begin_step(step)
+        drawn.append(bank["q_proj"].entries)
+    expected = [rademacher(projection_key(9, d, "q_proj"), 4, 12, device=CPU) for d in range(3)]
+    assert [next(i for i, e in enumerate(expected) if torch.equal(e, x)) for x in drawn] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+    ]
+    # Where a resumed run begins does not matter.
+    resumed = SketchBank(find_targets(pair, ["q_proj"]), 4, seed=9, device=CPU)
+    resumed.refresh_every = 2
+    resumed.begin_step(3)
+    assert torch.equal(resumed["q_proj"].entries, expected[1])

@@ -1,0 +1,64 @@
+"""Records refuse what does not fit together where they are made."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from logra_lightning.types import Completion, Microbatch, PromptBatch, Rollouts, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"temperature": -0.1}, "temperature must be finite"),
+        ({"temperature": float("inf")}, "temperature must be finite"),
+        ({"temperature": float("nan")}, "temperature must be finite"),
+        ({"top_p": 0.0}, "top_p must be above 0"),
+        ({"top_p": 1.5}, "top_p must be above 0"),
+        ({"top_k": -1}, "top_k must be 0"),
+    ],
+)
+def test_sampling_params_out_of_range_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**options)
+
+
+def test_prompt_batch_checks_its_columns() -> None:
+    batch = PromptBatch([[1], [2, 3]], {"answer": ["a", "b"]}, [4, 5])
+    assert len(batch) == 2
+    assert batch.to(torch.device("cpu")) is batch
+    with pytest.raises(ValueError, match="column 'answer' has 1 values for 2 prompts"):
+        PromptBatch([[1], [2]], {"answer": ["a"]})
+    with pytest.raises(ValueError, match="the prompt of row 7 has no tokens"):
+        PromptBatch([[1], []], rows=[6, 7])
+
+
+def test_completion_needs_a_logprob_for_each_token() -> None:
+    with pytest.raises(ValueError, match="2 tokens and logprobs of shape"):
+        Completion([1, 2], torch.zeros(1), truncated=False)
+    with pytest.raises(ValueError, match="at least one token"):
+        Completion([], torch.zeros(0), truncated=False)
+
+
+def rollouts(advantages: torch.Tensor) -> Rollouts:
+    completion = Completion([1, 2], torch.zeros(2), truncated=True)
+    return Rollouts([[1], [1]], [completion] * 2, torch.zeros(2), {}, advantages, 4)
+
+
+def test_rollouts_check_shapes_and_finiteness() -> None:
+    assert rollouts(torch.zeros(2)).lengths.tolist() == [2, 2]
+    assert rollouts(torch.zeros(2)).truncated.all()
+    with pytest.raises(ValueError, match=r"advantages must have shape \[2\], got \[3\]"):
+        rollouts(torch.zeros(3))
+    with pytest.raises(ValueError, match="advantages are not finite"):
+        rollouts(torch.tensor([0.0, float("nan")]))
+
+
+def test_microbatch_needs_one_shape_and_a_temperature() -> None:
+    ids = torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="must have the same shape"):
+        Microbatch(ids, torch.zeros(2, 2, dtype=torch.bool), torch.zeros(0), torch.zeros(0), 1.0)
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        Microbatch(ids, torch.zeros(2, 3, dtype=torch.bool), torch.zeros(0), torch.zeros(0), 0.0)
