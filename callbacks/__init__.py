@@ -1,0 +1,12 @@
+"""Callbacks, usable in any Lightning project: import them from `logra_lightning.callbacks`."""
+
+if __name__ == "callbacks":
+    # The folder lies at the root of the repository, where a plain import would make every class
+    # a second time.
+    raise ImportError("import logra_lightning.callbacks instead of callbacks")
+
+from logra_lightning.callbacks.run_summary import RunSummary
+from logra_lightning.callbacks.sketch_accumulation import SketchAccumulation
+from logra_lightning.callbacks.step_progress import StepProgressBar
+
+__all__ = ["RunSummary", "SketchAccumulation", "StepProgressBar"]

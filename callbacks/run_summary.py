@@ -1,0 +1,75 @@
+"""`RunSummary`: the last lines of a run, with what came out and where everything lies."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+
+class RunSummary(Callback):
+    """Prints, when training ends, a metric before and after, seconds per step and paths.
+
+    Args:
+        metric: a metric of validation to compare. The first validation of the process counts as
+            before, the last as after.
+    """
+
+    def __init__(self, metric: str = "eval/pass@1") -> None:
+        self.metric = metric
+        self._values: list[tuple[int, float]] = []
+        self._step_s: list[float] = []
+        self._started = 0.0
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking and self.metric in trainer.callback_metrics:
+            value = trainer.callback_metrics[self.metric].item()
+            self._values.append((trainer.global_step, value))
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._step_s.append(time.perf_counter() - self._started)
+
+    @rank_zero_only
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        print("\n".join(["", *self.lines(trainer)]), flush=True)
+
+    def lines(self, trainer: Trainer) -> list[str]:
+        """What is printed, line by line."""
+        lines = []
+        if self._values:
+            (first_step, first), (last_step, last) = self._values[0], self._values[-1]
+            lines.append(
+                f"{self.metric}: {first:.3f} at step {first_step}, {last:.3f} at step {last_step}"
+            )
+        if self._step_s:
+            median = statistics.median(self._step_s)
+            lines.append(f"seconds per step: {median:.2f} (median of {len(self._step_s)})")
+        saved = getattr(trainer.checkpoint_callback, "last_model_path", "") or getattr(
+            trainer.checkpoint_callback, "best_model_path", ""
+        )
+        lines.append(f"checkpoint: {_short(saved) if saved else 'none saved'}")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                lines.append(f"TensorBoard logs: {_short(logger.log_dir)}")
+                lines.append(f"watch them: tensorboard --logdir {_short(logger.root_dir)}")
+        return lines
+
+
+def _short(path: str) -> str:
+    """Relative to the working directory where that is shorter."""
+    absolute = Path(path).absolute()
+    if absolute.is_relative_to(Path.cwd()):
+        return str(absolute.relative_to(Path.cwd()))
+    return str(absolute)

@@ -1,0 +1,32 @@
+"""RL post-training of language models with gradient sketches, as PyTorch Lightning parts.
+
+Importing this package registers the strategy `sketch`; it imports neither vllm nor datasets.
+"""
+
+from logra_lightning.callbacks import RunSummary, SketchAccumulation
+from logra_lightning.data import GymSpec, PromptDataModule, ReasoningGymDataModule
+from logra_lightning.module import PolicyModule
+from logra_lightning.rewards import Reward
+from logra_lightning.rollout import TorchEngine
+from logra_lightning.sketch import AdamWOptions, RelativeRowAdam, RowAdam
+from logra_lightning.strategy import SketchStrategy
+from logra_lightning.types import PromptBatch, SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AdamWOptions",
+    "GymSpec",
+    "PolicyModule",
+    "PromptBatch",
+    "PromptDataModule",
+    "ReasoningGymDataModule",
+    "RelativeRowAdam",
+    "Reward",
+    "RowAdam",
+    "RunSummary",
+    "SamplingParams",
+    "SketchAccumulation",
+    "SketchStrategy",
+    "TorchEngine",
+]

@@ -1,0 +1,6 @@
+"""`python -m logra_lightning fit|validate|test|predict --config FILE`."""
+
+from logra_lightning.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The policy: a `transformers` causal language model and its tokenizer, made ready for training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from logra_lightning.sketch.bank import find_targets
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a folder or hub name.
+
+    Raises:
+        ValueError: `path` looks like a folder that is not there.
+    """
+    from transformers import AutoTokenizer
+
+    _check_path(path)
+    return AutoTokenizer.from_pretrained(path)
+
+
+def load_policy(path: str, **kwargs: Any) -> nn.Module:
+    """A causal language model in torch's default dtype, without dropout.
+
+    Logprobs are functions of the weights; dropout would make them noisy. The model is left in
+    training mode, the only one in which `transformers` checkpoints activations.
+
+    Args:
+        path: folder or hub name.
+        kwargs: passed to `from_pretrained`.
+
+    Raises:
+        ValueError: `path` looks like a folder that is not there.
+    """
+    from transformers import AutoModelForCausalLM
+
+    _check_path(path)
+    options = {"dtype": torch.get_default_dtype()} | kwargs
+    policy = AutoModelForCausalLM.from_pretrained(path, **options)
+    for module in policy.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "attn_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    return policy.train()
+
+
+def freeze_(policy: nn.Module, targets: Sequence[str], *, train_others: bool) -> None:
+    """Leave a gradient to the targets' weights, and to all others where `train_others`."""
+    trained = {id(module.weight) for module in find_targets(policy, targets).values()}
+    for param in policy.parameters():
+        param.requires_grad_(train_others or id(param) in trained)
+
+
+def pad_token_id(tokenizer: Any) -> int:
+    """A token to fill rows with; masks come from lengths, so any will do."""
+    if tokenizer.pad_token_id is not None:
+        return tokenizer.pad_token_id
+    return tokenizer.eos_token_id or 0
+
+
+def stop_token_ids(policy: Any, tokenizer: Any) -> list[int]:
+    """The model's end-of-sequence tokens; nothing else is taken from its generation config."""
+    stops = getattr(policy.generation_config, "eos_token_id", None)
+    found = set(stops if isinstance(stops, list) else [stops]) | {tokenizer.eos_token_id}
+    return sorted(token for token in found if token is not None)
+
+
+def context_length(policy: Any) -> int:
+    """Most tokens that the model can read."""
+    return policy.config.get_text_config().max_position_embeddings
+
+
+def _check_path(path: str) -> None:
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
+    if looks_local and "/" in path and not Path(path).expanduser().is_dir():
+        raise ValueError(
+            f"there is no model folder {path!r}: set model.model to a folder or a hub name"
+        )

@@ -1,0 +1,185 @@
+"""Strategies that own the sketches: which weights, which rank, when sums become a step.
+
+`SketchMixin` goes in front of a Lightning strategy. It freezes the targets, so that no dense
+gradient of theirs ever exists, hooks them when training is set up, and starts the next step's
+sums after each optimizer step. It works with any `LightningModule` in manual optimization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins import CheckpointIO, Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy, StrategyRegistry
+from torch.optim import Optimizer
+
+from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, check_rank, find_targets
+from logra_lightning.sketch.capture import SketchCapture
+from logra_lightning.sketch.projection import gaussian, rademacher
+
+_SUPPORTED_PRECISION = ("32-true", "bf16-mixed", "bf16-true")
+
+
+class SketchMixin(Strategy):
+    """What makes a strategy a sketching one.
+
+    Attributes:
+        targets: last parts of the names of the linear layers to sketch.
+        rank: columns of every sketch.
+        sketches: the bank during `fit`, else None.
+    """
+
+    targets: Sequence[str]
+    rank: int
+    projection_seed: int
+    projection: Literal["rademacher", "gaussian"]
+    sketches: SketchBank | None = None
+    _capture: SketchCapture | None = None
+
+    def connect(self, model: LightningModule) -> None:
+        """Refuse what cannot work while nothing has been set up yet."""
+        super().connect(model)
+        trainer = model.trainer
+        if model.automatic_optimization:
+            raise ValueError(
+                f"{type(self).__name__} needs manual optimization: set "
+                f"self.automatic_optimization = False in {type(model).__name__}, call "
+                f"self.manual_backward for each microbatch and self.optimizers().step() once"
+            )
+        check_trainer_options(trainer)
+        if self.precision_plugin.precision not in _SUPPORTED_PRECISION:
+            raise ValueError(
+                f"sketches support trainer.precision {', '.join(_SUPPORTED_PRECISION)}, got "
+                f"{self.precision_plugin.precision}"
+            )
+
+    def model_to_device(self) -> None:
+        super().model_to_device()  # type: ignore[safe-super]
+        modules = find_targets(self._module, self.targets)
+        check_rank(modules, self.rank)
+        for module in modules.values():
+            module.weight.requires_grad_(False)
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Hook the targets, then let the module configure its optimizer."""
+        self._remove_capture()  # of a fit that was interrupted
+        entries = {"rademacher": rademacher, "gaussian": gaussian}[self.projection]
+        self.sketches = SketchBank(
+            find_targets(self._module, self.targets),
+            self.rank,
+            seed=self.projection_seed,
+            entries=entries,
+            device=self.root_device,
+        )
+        self._capture = SketchCapture(self.sketches)
+        super().setup_optimizers(trainer)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        assert self.sketches is not None
+        self.sketches.require_step()
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """One optimizer step on the sums of all its microbatches; then they start again at zero."""
+        result = super().optimizer_step(optimizer, closure, model, **kwargs)
+        assert self.sketches is not None
+        assert self.sketches.step is not None
+        self.sketches.begin_step(self.sketches.step + 1)
+        return result
+
+    def teardown(self) -> None:
+        self._remove_capture()
+        super().teardown()
+
+    def _remove_capture(self) -> None:
+        if self._capture is not None:
+            self._capture.remove()
+        self._capture = None
+        self.sketches = None
+
+    @property
+    def _module(self) -> LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
+
+
+class SketchStrategy(SketchMixin, SingleDeviceStrategy):
+    """Gradient sketches on one device: `strategy: sketch`.
+
+    Args:
+        rank: columns of every sketch; at most the in_features of every target. Memory and time
+            grow with it, noise falls with it.
+        targets: last parts of the names of the linear layers to sketch. Embeddings and the output
+            head cannot be.
+        projection: `rademacher` (random signs) or `gaussian` (four times the memory).
+        projection_seed: of the projections, the same on every rank.
+        accelerator: given by the Trainer.
+        checkpoint_io: given by the Trainer.
+        precision_plugin: given by the Trainer.
+    """
+
+    strategy_name = "sketch"
+
+    def __init__(
+        self,
+        rank: int = 256,
+        targets: Sequence[str] = DEFAULT_TARGETS,
+        projection: Literal["rademacher", "gaussian"] = "rademacher",
+        projection_seed: int = 0,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        super().__init__(
+            accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin
+        )
+        if rank < 1:
+            raise ValueError(f"sketch rank must be at least 1, got {rank}")
+        self.rank = rank
+        self.targets = list(targets)
+        self.projection = projection
+        self.projection_seed = projection_seed
+
+    @property
+    def parallel_devices(self) -> list[torch.device]:
+        """The one device; the Trainer sets it from `accelerator` and `devices`."""
+        return getattr(self, "_devices", [])
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device]) -> None:
+        if len(devices) != 1:
+            raise ValueError(
+                f"strategy 'sketch' trains on one device, got {len(devices)}: set trainer.devices=1"
+            )
+        self._devices = devices
+        self._root_device = torch.device(devices[0])
+
+
+def check_trainer_options(trainer: Trainer) -> None:
+    """Refuse Trainer options that mean nothing in manual optimization, naming ours instead."""
+    if trainer.gradient_clip_val is not None:
+        raise ValueError(
+            f"trainer.gradient_clip_val={trainer.gradient_clip_val} has no effect on sketches: set "
+            f"model.max_grad_norm instead"
+        )
+    if trainer.accumulate_grad_batches != 1:
+        raise ValueError(
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} is not used: one "
+            f"batch is one step, cut into microbatches by model.max_tokens_per_microbatch"
+        )
+
+
+if SketchStrategy.strategy_name not in StrategyRegistry:
+    StrategyRegistry.register(
+        SketchStrategy.strategy_name, SketchStrategy, description="gradient sketches, one device"
+    )
