@@ -7,6 +7,7 @@ if __name__ == "callbacks":
 
 from logra_lightning.callbacks.run_summary import RunSummary
 from logra_lightning.callbacks.sketch_accumulation import SketchAccumulation
+from logra_lightning.callbacks.step_checkpoint import StepCheckpoint
 from logra_lightning.callbacks.step_progress import StepProgressBar
 
-__all__ = ["RunSummary", "SketchAccumulation", "StepProgressBar"]
+__all__ = ["RunSummary", "SketchAccumulation", "StepCheckpoint", "StepProgressBar"]

@@ -11,15 +11,21 @@ import json
 import logging
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
-from logra_lightning.callbacks import RunSummary, SketchAccumulation, StepProgressBar
+from logra_lightning.callbacks import (
+    RunSummary,
+    SketchAccumulation,
+    StepCheckpoint,
+    StepProgressBar,
+)
 from logra_lightning.module import PolicyModule
 
 # Attached in this order, each with a switch `enabled`.
@@ -106,11 +112,19 @@ class LograCLI(LightningCLI):
             if options.pop("enabled"):
                 (self.config_init[self.subcommand])[key] = callback(**options)
                 parser.callback_keys.append(key)
-        if self._get(self.config_init, "trainer")["enable_progress_bar"] is not False:
-            own = self._get(self.config_init, "trainer")["callbacks"] or []
-            if not any(isinstance(callback, ProgressBar) for callback in own):
-                self.trainer_defaults = {**self.trainer_defaults, "callbacks": [StepProgressBar()]}
+        self.trainer_defaults = {**self.trainer_defaults, "callbacks": self._default_callbacks()}
         return super().instantiate_trainer(**kwargs)
+
+    def _default_callbacks(self) -> list[Callback]:
+        """A progress bar and checkpoints, unless the user has some or wants none."""
+        trainer = self._get(self.config_init, "trainer")
+        own = trainer["callbacks"] or []
+        callbacks: list[Callback] = []
+        if trainer["enable_progress_bar"] is not False and not _has(own, ProgressBar):
+            callbacks.append(StepProgressBar())
+        if trainer["enable_checkpointing"] is not False and not _has(own, Checkpoint):
+            callbacks.append(StepCheckpoint())
+        return callbacks
 
     def before_fit(self) -> None:
         resumed = self._get(self.config_init, "ckpt_path")
@@ -130,6 +144,10 @@ class LograCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning would put a checkpoint's hyper-parameters over the user's own."""
+
+
+def _has(callbacks: Sequence[Callback], kind: type[Callback]) -> bool:
+    return any(isinstance(callback, kind) for callback in callbacks)
 
 
 def _quiet_lightning() -> None:

@@ -304,15 +304,14 @@ class PolicyModule(LightningModule):
 
     def configure_model(self) -> None:
         """Load the policy, once; the precision decides the dtype of its weights."""
-        if self.policy is not None:
-            return
-        self.tokenizer = load_tokenizer(self.model_path)
-        self.policy = load_policy(self.model_path, **self.model_kwargs)
+        if self.policy is None:
+            self.tokenizer = load_tokenizer(self.model_path)
+            self.policy = load_policy(self.model_path, **self.model_kwargs)
+            if self.activation_checkpointing:
+                self.policy.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
         self._check_lengths()
         targets = getattr(self.trainer.strategy, "targets", DEFAULT_TARGETS)
         freeze_(self.policy, targets, train_others=self.train_others)
-        if self.activation_checkpointing:
-            self.policy.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
 
     def _check_lengths(self) -> None:
         """Refuse prompts and completions that fit neither the model nor a microbatch."""

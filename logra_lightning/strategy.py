@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import CheckpointIO, Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy, StrategyRegistry
+from torch import Tensor
 from torch.optim import Optimizer
 
 from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, check_rank, find_targets
@@ -39,6 +40,7 @@ class SketchMixin(Strategy):
     projection: Literal["rademacher", "gaussian"]
     sketches: SketchBank | None = None
     _capture: SketchCapture | None = None
+    _frozen: Sequence[Tensor] = ()
 
     def connect(self, model: LightningModule) -> None:
         """Refuse what cannot work while nothing has been set up yet."""
@@ -61,8 +63,9 @@ class SketchMixin(Strategy):
         super().model_to_device()  # type: ignore[safe-super]
         modules = find_targets(self._module, self.targets)
         check_rank(modules, self.rank)
-        for module in modules.values():
-            module.weight.requires_grad_(False)
+        self._frozen = [m.weight for m in modules.values() if m.weight.requires_grad]
+        for weight in self._frozen:
+            weight.requires_grad_(False)
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         """Hook the targets, then let the module configure its optimizer."""
@@ -99,6 +102,9 @@ class SketchMixin(Strategy):
 
     def teardown(self) -> None:
         self._remove_capture()
+        for weight in self._frozen:
+            weight.requires_grad_(True)
+        self._frozen = []
         super().teardown()
 
     def _remove_capture(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,21 @@ def pair() -> Pair:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return Pair()
+
+
+def write_sums(path: Path, rows: int) -> str:
+    """A JSONL file of problems as the tiny policy knows them."""
+    draw = random.Random(0)
+    with path.open("w") as file:
+        for _ in range(rows):
+            x, y, z = (draw.randrange(10) for _ in range(3))
+            prompt = (
+                f"State the final answer to the following arithmetic problem: {x} + {y} - {z} ="
+            )
+            file.write(json.dumps({"prompt": prompt, "answer": str(x + y - z)}) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def private_datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")

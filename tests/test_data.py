@@ -16,9 +16,7 @@ from tests.conftest import TINY_POLICY
 ROWS = [{"prompt": f"{i} + {i} =", "answer": str(2 * i), "level": {"a": [i]}} for i in range(10)]
 
 
-@pytest.fixture(autouse=True)
-def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+pytestmark = pytest.mark.usefixtures("private_datasets_cache")
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:

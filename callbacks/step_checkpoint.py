@@ -1,0 +1,29 @@
+"""`StepCheckpoint`: Lightning's `ModelCheckpoint`, whose last checkpoint is that of the last step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+
+class StepCheckpoint(ModelCheckpoint):
+    """Saves at each validation, and always where training ends, as `last.ckpt`.
+
+    Lightning's own saves nothing of the steps after the last validation.
+
+    Args:
+        filename: of the others; `{step}` and metrics in braces are filled in.
+        save_last: keep `last.ckpt`.
+        options: of `ModelCheckpoint`, for instance `monitor: eval/pass@1, mode: max`.
+    """
+
+    def __init__(
+        self, filename: str | None = "{step}", save_last: bool = True, **options: Any
+    ) -> None:
+        super().__init__(filename=filename, save_last=save_last, **options)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.save_last and self._last_global_step_saved != trainer.global_step:
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))

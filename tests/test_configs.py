@@ -1,0 +1,114 @@
+"""Every YAML file parses and makes its objects, and what is printed can be read back."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from logra_lightning.callbacks import RunSummary, SketchAccumulation, StepProgressBar
+from logra_lightning.cli import LograCLI
+from tests.conftest import ROOT
+
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+
+
+class Parsed(LograCLI):
+    """Makes everything and runs nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def parse(monkeypatch: pytest.MonkeyPatch, *args: str) -> Parsed:
+    monkeypatch.setattr(sys, "argv", ["logra_lightning", *args])
+    return Parsed()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
+def test_every_config_makes_its_objects(
+    monkeypatch: pytest.MonkeyPatch, config: Path, subcommand: str
+) -> None:
+    cli = parse(monkeypatch, subcommand, "--config", str(config))
+    kinds = [type(callback) for callback in cli.trainer.callbacks]
+    assert {SketchAccumulation, RunSummary, StepProgressBar} <= set(kinds)
+    assert cli.datamodule.tokenizer_path == cli.model.model_path
+
+
+def test_printed_config_reads_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(monkeypatch, "fit", "--config", "configs/quickstart.yaml", "--print_config")
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "printed.yaml").write_text(printed)
+    first = parse(monkeypatch, "fit", "--config", "configs/quickstart.yaml")
+    again = parse(monkeypatch, "fit", "--config", str(tmp_path / "printed.yaml"))
+    assert yaml.safe_load(again.parser.dump(again.config)) == yaml.safe_load(
+        first.parser.dump(first.config)
+    )
+
+
+def test_callbacks_can_be_switched_off_and_a_users_own_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cli = parse(
+        monkeypatch,
+        "fit",
+        "--config=configs/quickstart.yaml",
+        "--run_summary.enabled=false",
+        "--sketch_accumulation.refresh_every=3",
+        "--trainer.callbacks+=lightning.pytorch.callbacks.TQDMProgressBar",
+    )
+    kinds = [type(callback).__name__ for callback in cli.trainer.callbacks]
+    assert "RunSummary" not in kinds
+    assert "StepProgressBar" not in kinds
+    assert "TQDMProgressBar" in kinds
+    accumulation = next(c for c in cli.trainer.callbacks if isinstance(c, SketchAccumulation))
+    assert accumulation.refresh_every == 3
+
+
+def edited(tmp_path: Path, edit: Any) -> str:
+    config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
+    edit(config)
+    path = tmp_path / "edited.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (lambda c: c["model"].update(grup_size=3), ["grup_size", "did you mean", "group_size"]),
+        (lambda c: c["model"]["sampling"].update(temprature=1), ["temprature", "temperature"]),
+        (lambda c: c["model"]["rewards"][0].update(wieght=1), ["wieght", "weight"]),
+        (lambda c: c["data"]["init_args"].update(sise=3), ["sise", "size"]),
+        (lambda c: c["trainer"].update(max_step=3), ["max_step", "max_steps"]),
+        (lambda c: c["trainer"]["strategy"]["init_args"].update(rnk=3), ["rnk", "rank"]),
+        (lambda c: c.update(modle={"seed": 1}), ["modle", "model"]),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_valid_one(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    edit: Any,
+    expected: list[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(monkeypatch, "fit", "--config", edited(tmp_path, edit))
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    for part in ("did you mean", *expected):
+        assert part in error
+    assert len(error.splitlines()) < 12

@@ -1,0 +1,307 @@
+"""PolicyModule: a batch may be cut in any way; mistakes are found before the first rollout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+
+from logra_lightning import (
+    AdamWOptions,
+    PolicyModule,
+    PromptDataModule,
+    RelativeRowAdam,
+    Reward,
+    RowAdam,
+    SamplingParams,
+    SketchAccumulation,
+    SketchStrategy,
+)
+from logra_lightning.rewards import exact_match
+from logra_lightning.types import PromptBatch, Rollouts
+from tests.conftest import TINY_POLICY, write_sums
+
+pytestmark = pytest.mark.usefixtures("private_datasets_cache")
+
+
+def digits(completion: str) -> float:
+    """A reward with signal in most groups: the sum of the digits."""
+    return float(sum(int(c) for c in completion if c.isdigit()))
+
+
+def policy(**options: Any) -> PolicyModule:
+    defaults: dict[str, Any] = {
+        "model": str(TINY_POLICY),
+        "rewards": [Reward(digits)],
+        "group_size": 4,
+        "sampling": SamplingParams(max_tokens=6),
+        "optimizer": lambda *args: RelativeRowAdam(*args, update_ratio=1e-2),
+    }
+    return PolicyModule(**(defaults | options))
+
+
+def data(tmp_path: Path, **options: Any) -> PromptDataModule:
+    path = write_sums(tmp_path / "sums.jsonl", 24)
+    return PromptDataModule(
+        path, str(TINY_POLICY), **({"prompts_per_step": 4, "val_size": 8} | options)
+    )
+
+
+def trainer(tmp_path: Path, steps: int = 2, **options: Any) -> Trainer:
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "strategy": SketchStrategy(rank=32),
+        "callbacks": [SketchAccumulation()],
+        "max_steps": steps,
+        "max_epochs": -1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "limit_val_batches": 0,
+        "use_distributed_sampler": False,
+        "default_root_dir": tmp_path,
+    }
+    return Trainer(**(defaults | options))
+
+
+def weights(module: PolicyModule) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def fit(tmp_path: Path, module: PolicyModule, **options: Any) -> Trainer:
+    run = trainer(tmp_path, **options)
+    run.fit(module, datamodule=data(tmp_path))
+    return run
+
+
+@pytest.mark.parametrize("train_others", [False, True])
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_microbatches_do_not_change_the_update(
+    tmp_path: Path, train_others: bool, activation_checkpointing: bool
+) -> None:
+    results = []
+    for max_tokens, chunk in ((10_000, 512), (100, 7), (25, 1)):
+        module = policy(
+            max_tokens_per_microbatch=max_tokens,
+            logprob_chunk_tokens=chunk,
+            train_others=train_others,
+            activation_checkpointing=activation_checkpointing and max_tokens == 100,
+            adamw=AdamWOptions(lr=1e-3, eps=1e-3),  # a large eps: no sign of rounding noise
+        )
+        fit(tmp_path, module, steps=1)
+        results.append(weights(module))
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-4, atol=2e-5)
+
+
+def test_only_targets_move_unless_others_are_trained(tmp_path: Path) -> None:
+    before = policy()
+    fit(tmp_path, before, max_steps=0)
+    start = weights(before)
+    for train_others in (False, True):
+        module = policy(train_others=train_others, adamw=AdamWOptions(lr=1e-3))
+        fit(tmp_path, module)
+        moved = {n for n, w in weights(module).items() if not torch.equal(w, start[n])}
+        projections = {n for n in start if "_proj." in n}
+        assert moved == (set(start) if train_others else projections)
+        assert all(p.grad is None for p in module.parameters())
+
+
+def test_custom_targets_alone_are_trained(tmp_path: Path) -> None:
+    module = policy()
+    fit(tmp_path, module, max_steps=0)
+    start = weights(module)
+    fit(tmp_path, module, strategy=SketchStrategy(rank=16, targets=["v_proj"]))
+    moved = {n for n, w in weights(module).items() if not torch.equal(w, start[n])}
+    assert moved == {n for n in start if "v_proj" in n}
+
+
+def test_without_sketches_adamw_trains_the_same_weights_densely(tmp_path: Path) -> None:
+    module = policy(adamw=AdamWOptions(lr=1e-3))
+    fit(tmp_path, module, max_steps=0)
+    start = weights(module)
+    run = fit(tmp_path, module, strategy="auto")
+    moved = {n for n, w in weights(module).items() if not torch.equal(w, start[n])}
+    assert moved == {n for n in start if "_proj." in n}
+    assert isinstance(run.optimizers[0], torch.optim.AdamW)
+    assert run.global_step == 2
+
+
+def test_first_sketch_equals_the_dense_gradient_times_the_projection(tmp_path: Path) -> None:
+    """The whole path of a batch, against plain autograd on the same rollouts."""
+    found: dict[str, Any] = {}
+
+    class Spy(PolicyModule):
+        def collect(self, prompts: PromptBatch) -> Rollouts:
+            found["rollouts"] = super().collect(prompts)
+            return found["rollouts"]
+
+        def update(self) -> None:
+            found["sketches"] = {
+                s.name: (s.sketch, s.projection) for s in self.trainer.strategy.sketches
+            }
+            found["start"] = weights(self)
+            super().update()
+
+    module = Spy(
+        model=str(TINY_POLICY),
+        rewards=[Reward(digits)],
+        group_size=4,
+        sampling=SamplingParams(max_tokens=6, temperature=0.7),
+        max_tokens_per_microbatch=60,
+    )
+    fit(tmp_path, module, steps=1)
+    rollouts: Rollouts = found["rollouts"]
+    assert (rollouts.advantages != 0).any()
+    plain = module.policy
+    plain.load_state_dict({n.removeprefix("policy."): w for n, w in found["start"].items()})
+    plain.requires_grad_(True)
+    for prompt, completion, advantage in zip(
+        rollouts.prompt_ids, rollouts.completions, rollouts.advantages, strict=True
+    ):
+        ids = torch.tensor([prompt + completion.token_ids])
+        logits = plain(input_ids=ids).logits[0, len(prompt) - 1 : -1] / 0.7
+        logprobs = logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])
+        (-advantage * logprobs.sum() / rollouts.num_completion_tokens).backward()
+    for name, (sketch, projection) in found["sketches"].items():
+        gradient = plain.get_submodule(name.removeprefix("policy.")).weight.grad
+        torch.testing.assert_close(sketch, gradient @ projection.t(), rtol=1e-3, atol=1e-5)
+
+
+def test_rollouts_depend_on_seed_and_step_alone(tmp_path: Path) -> None:
+    results = []
+    for noise in (0, 1):
+        seed_everything(noise, verbose=False)
+        module = policy()
+        fit(tmp_path, module)
+        results.append(weights(module))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    other = policy(seed=1)
+    fit(tmp_path, other)
+    assert any(not torch.equal(w, results[0][n]) for n, w in weights(other).items())
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_half_precision_trains_and_keeps_what_it_needs_in_fp32(
+    tmp_path: Path, precision: Any
+) -> None:
+    module = policy(train_others=True, group_size=8, optimizer=RelativeRowAdam)
+    run = fit(tmp_path, module, precision=precision)
+    expected = torch.bfloat16 if precision == "bf16-true" else torch.float32
+    assert {p.dtype for p in module.parameters()} == {expected}
+    for state in run.optimizers[0].state.values():
+        floats = {value.dtype for value in state.values() if value.is_floating_point()}
+        assert floats == {torch.float32}
+        assert state["step"].item() == 2
+
+
+def test_logged_metrics_say_what_happened(tmp_path: Path) -> None:
+    run = fit(tmp_path, policy(), steps=1)
+    logged = {name: float(value) for name, value in run.logged_metrics.items()}
+    families = {
+        "rollout": "reward reward_std length truncated_frac tokens zero_advantage_frac",
+        "rewards": "digits",
+        "loss": "policy clip_frac",
+        "policy": "entropy",
+        "mismatch": "logprob_diff is_ratio",
+        "sketch": "norm zero_frac",
+        "optim": "grad_norm step_scale",
+        "time": "rollout_s train_s update_s step_s",
+    }
+    for name in (f"{family}/{n}" for family, names in families.items() for n in names.split()):
+        assert name in logged
+    assert logged["mismatch/logprob_diff"] < 1e-5  # the engine samples from the policy itself
+    assert logged["mismatch/is_ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert logged["loss/clip_frac"] == 0.0
+    assert logged["sketch/norm"] == pytest.approx(logged["optim/grad_norm"])
+    assert logged["optim/step_scale"] == 1.0
+
+
+def test_validation_is_greedy_and_leaves_training_alone(tmp_path: Path) -> None:
+    quiet, watched = policy(rewards=[Reward(exact_match)]), policy(rewards=[Reward(exact_match)])
+    fit(tmp_path, quiet, steps=3)
+    run = fit(
+        tmp_path,
+        watched,
+        steps=3,
+        limit_val_batches=1.0,
+        val_check_interval=1,
+        check_val_every_n_epoch=None,
+    )
+    torch.testing.assert_close(weights(quiet), weights(watched), rtol=0, atol=0)
+    result = run.validate(watched, datamodule=data(tmp_path), verbose=False)[0]
+    rows = [row for batch in run.predict(watched, datamodule=data(tmp_path)) for row in batch]
+    assert result["eval/pass@1"] == pytest.approx(sum(r["reward"] >= 1 for r in rows) / len(rows))
+    assert result["eval/length"] == pytest.approx(sum(r["length"] for r in rows) / len(rows))
+    assert (
+        run.test(watched, datamodule=data(tmp_path), verbose=False)[0]["test/pass@1"]
+        == (result["eval/pass@1"])
+    )
+    assert [row["row"] for row in rows] == list(range(8))
+
+
+def needs_solution(completion: str, solution: str) -> float:
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampling": SamplingParams(6, temperature=0.0)}, "temperature is 0: training needs"),
+        ({"group_size": 1}, "group_size is 1, but GRPO compares .* at least 2"),
+        ({"rewards": []}, "model.rewards is empty"),
+        ({"rewards": [Reward(digits), Reward(digits)]}, "two rewards have the same name"),
+        ({"max_tokens_per_microbatch": 0}, "max_tokens_per_microbatch .* at least 1"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_at_once(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        policy(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rewards": [Reward(needs_solution)]}, "asks for 'solution', but the data set has only"),
+        ({"sampling": SamplingParams(60)}, "completions up to 60, .* the context of .* is 64"),
+        ({"max_tokens_per_microbatch": 10}, "raise it to at least 20"),
+        ({"model": "./nowhere"}, "there is no model folder './nowhere'"),
+    ],
+)
+def test_what_the_data_shows_is_refused_before_the_first_rollout(
+    tmp_path: Path, options: Any, message: str
+) -> None:
+    module = policy(**options)
+    module.collect = lambda prompts: pytest.fail("a rollout was made")  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, module)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sketch"])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"gradient_clip_val": 1.0}, "set model.max_grad_norm instead"),
+        ({"accumulate_grad_batches": 4}, "cut into microbatches by model.max_tokens_per_microb"),
+    ],
+)
+def test_trainer_options_name_ours(
+    tmp_path: Path, strategy: str, option: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, policy(), strategy=strategy, **option)
+
+
+def test_lr_scheduler_advances_once_per_step(tmp_path: Path) -> None:
+    module = policy(
+        optimizer=RowAdam,
+        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+    )
+    run = fit(tmp_path, module, steps=3)
+    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-6 / 8)

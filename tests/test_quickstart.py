@@ -1,0 +1,148 @@
+"""What the README promises: the quick start, its last lines, and commands that parse."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from logra_lightning.cli import LograCLI
+from tests.conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+
+
+def run(*args: str, cwd: Path = ROOT, timeout: int = 240) -> str:
+    """Standard output of a command that must succeed."""
+    # One thread: with two, anything else that runs on the machine slows a small model tenfold.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        args, cwd=cwd, timeout=timeout, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder and the output of the quick start with validation at both ends."""
+    runs = tmp_path_factory.mktemp("runs")
+    config = "configs/quickstart.yaml"
+    where = f"--trainer.logger.init_args.save_dir={runs}"
+    return runs, run(sys.executable, "-m", "logra_lightning", "fit", "--config", config, where)
+
+
+def test_quick_start_goes_from_half_to_nine_tenths(quickstart: tuple[Path, str]) -> None:
+    success = re.search(r"eval/pass@1: (\S+) at step 0, (\S+) at step 60", quickstart[1])
+    assert success
+    before, after = map(float, success.groups())
+    assert 0.4 < before < 0.6
+    assert after >= 0.9
+
+
+def test_last_lines_say_where_everything_lies(quickstart: tuple[Path, str]) -> None:
+    last = quickstart[1].strip().splitlines()[-5:]
+    patterns = [
+        r"eval/pass@1: 0\.\d+ at step 0, [01]\.\d+ at step 60",
+        r"seconds per step: \d+\.\d\d \(median of 60\)",
+        r"checkpoint: (.*\.ckpt)",
+        r"TensorBoard logs: (.*/quickstart/version_0)",
+        r"watch them: tensorboard --logdir (.*/quickstart)",
+    ]
+    for line, pattern in zip(last, patterns, strict=True):
+        found = re.fullmatch(pattern, line.strip())
+        assert found, line
+        for path in found.groups():
+            assert (ROOT / path).exists()
+
+
+def test_event_files_hold_every_metric_of_the_readme(quickstart: tuple[Path, str]) -> None:
+    tags: set[str] = set()
+    for file in (quickstart[0] / "quickstart" / "version_0").glob("events.*"):
+        events = EventAccumulator(str(file))
+        events.Reload()
+        tags |= set(events.Tags()["scalars"])
+    table = README.split("## Logged metrics")[1].split("##")[0]
+    promised = set(re.findall(r"`([a-z]+/[a-z@_0-9]+)`", table))
+    assert len(promised) > 20
+    assert promised - tags == set()
+    assert "rewards/exact_match" in tags
+
+
+def test_a_second_fit_makes_a_new_version_and_a_checkpoint_validates(
+    quickstart: tuple[Path, str],
+) -> None:
+    runs, output = quickstart
+    where = f"--trainer.logger.init_args.save_dir={runs}"
+    base = ["--config", "configs/quickstart.yaml", where]
+    fit = [*base, "--trainer.max_steps=1", "--validate_first=false"]
+    run(sys.executable, "-m", "logra_lightning", "fit", *fit)
+    assert (runs / "quickstart" / "version_1" / "checkpoints").is_dir()
+    assert list((runs / "quickstart" / "version_0" / "checkpoints").glob("*.ckpt"))
+    checkpoint = re.search(r"checkpoint: (.*)", output)
+    assert checkpoint
+    path = checkpoint.group(1).strip()
+    table = run(sys.executable, "-m", "logra_lightning", "validate", *base, "--ckpt_path", path)
+    after = re.search(r"(\S+) at step 60", output)
+    shown = re.search(r"eval/pass@1\s*│?\s*([0-9.]+)", table)
+    assert after
+    assert shown
+    assert float(shown.group(1)) == pytest.approx(float(after.group(1)), abs=1e-3)
+
+
+def test_predict_writes_rows(tmp_path: Path) -> None:
+    where = f"--trainer.logger.init_args.save_dir={tmp_path}"
+    small = "--data.init_args.val_size=5"
+    config = ["--config", "configs/quickstart.yaml", where, small]
+    output = run(sys.executable, "-m", "logra_lightning", "predict", *config)
+    path = re.search(r"predictions: (.*jsonl)", output)
+    assert path
+    assert len((ROOT / path.group(1)).read_text().splitlines()) == 5
+
+
+def test_composed_example_learns(tmp_path: Path) -> None:
+    output = run(sys.executable, str(ROOT / "examples" / "compose_callbacks.py"), cwd=tmp_path)
+    reward = re.search(r"reward of the last step: (\S+)", output)
+    assert reward
+    assert float(reward.group(1)) > 0.5  # chance is 0.1
+
+
+def test_composed_example_is_short() -> None:
+    assert len((ROOT / "examples" / "compose_callbacks.py").read_text().splitlines()) <= 60
+
+
+COMMANDS = re.findall(r"^python -m logra_lightning (.*)$", README, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_readme_parses(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Parsed(LograCLI):
+        def _run_subcommand(self, subcommand: str) -> None:
+            pass
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["logra_lightning", *shlex.split(command)])
+    if "--help" in command or "--print_config" in command:
+        with pytest.raises(SystemExit) as stop:
+            Parsed()
+        assert stop.value.code == 0
+    else:
+        Parsed()
+
+
+def test_the_readme_has_commands() -> None:
+    assert len(COMMANDS) >= 5
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make ([a-z-]+)", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
