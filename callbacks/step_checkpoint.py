@@ -1,4 +1,4 @@
-"""`StepCheckpoint`: Lightning's `ModelCheckpoint`, whose last checkpoint is that of the last step."""
+"""`StepCheckpoint`: a `ModelCheckpoint` whose last checkpoint is that of the last step."""
 
 from __future__ import annotations
 

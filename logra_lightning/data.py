@@ -17,27 +17,44 @@ Message = dict[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
 
-class _PromptData(LightningDataModule):
-    """Tokenization and loaders; a subclass says where the rows come from."""
+class TokenizedDataModule(LightningDataModule):
+    """Tokenization and loaders; a subclass says where the rows come from.
+
+    Args:
+        tokenizer: folder or hub name; the CLI sets it to `model.model`.
+        system_prompt: put before messages that have none; needs a chat template.
+        chat_template_kwargs: passed to the chat template, for instance `{enable_thinking: false}`.
+        prompts_per_step: prompts of one batch over all ranks.
+        eval_batch_size: prompts of one validation batch over all ranks.
+        max_prompt_tokens: longest prompt allowed.
+        overlong_prompts: `error` refuses longer ones before training, `drop` leaves them out and
+            says which.
+        seed: of the order of training prompts.
+
+    Attributes:
+        prompt_column: holds a string or a list of messages.
+    """
+
+    prompt_column = "prompt"
 
     def __init__(
         self,
-        *,
         tokenizer: str,
-        prompt_column: str,
-        system_prompt: str | None,
-        chat_template_kwargs: dict[str, Any] | None,
-        prompts_per_step: int,
-        eval_batch_size: int,
-        max_prompt_tokens: int,
-        overlong_prompts: Literal["error", "drop"],
-        seed: int,
+        *,
+        system_prompt: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        prompts_per_step: int = 32,
+        eval_batch_size: int = 256,
+        max_prompt_tokens: int = 1024,
+        overlong_prompts: Literal["error", "drop"] = "error",
+        seed: int = 0,
     ) -> None:
         super().__init__()
-        if max_prompt_tokens < 1 or eval_batch_size < 1:
-            raise ValueError("max_prompt_tokens and eval_batch_size must be at least 1")
+        if min(max_prompt_tokens, eval_batch_size, prompts_per_step) < 1:
+            raise ValueError(
+                "data.max_prompt_tokens, eval_batch_size and prompts_per_step must be at least 1"
+            )
         self.tokenizer_path = tokenizer
-        self.prompt_column = prompt_column
         self.system_prompt = system_prompt
         self.chat_template_kwargs = chat_template_kwargs or {}
         self.prompts_per_step = prompts_per_step
@@ -159,12 +176,12 @@ class _PromptData(LightningDataModule):
         return self.val_dataloader()
 
 
-class PromptDataModule(_PromptData):
+class PromptDataModule(TokenizedDataModule):
     """Prompts from a Hugging Face data set: a hub name, or local JSON, JSONL or parquet files.
 
     Args:
         path: name on the hub, a folder, or a `.json`, `.jsonl` or `.parquet` file.
-        tokenizer: folder or hub name; the CLI sets it to `model.model`.
+        tokenizer: as in `TokenizedDataModule`.
         name: configuration of the data set on the hub.
         split: of the training prompts.
         val_path: where validation prompts come from; `path` when left out.
@@ -173,14 +190,7 @@ class PromptDataModule(_PromptData):
             out for validation.
         prompt_column: holds a string or a list of messages.
         columns: new name to existing column, for instance `{answer: solution}`.
-        system_prompt: put before messages that have none; needs a chat template.
-        chat_template_kwargs: passed to the chat template, for instance `{enable_thinking: false}`.
-        prompts_per_step: prompts of one batch over all ranks.
-        eval_batch_size: prompts of one validation batch over all ranks.
-        max_prompt_tokens: longest prompt allowed.
-        overlong_prompts: `error` refuses longer ones before training, `drop` leaves them out and
-            says which.
-        seed: of the order of training prompts.
+        options: as in `TokenizedDataModule`.
 
     Raises:
         ValueError: at setup: no such column, a prompt that is empty or too long, no prompts.
@@ -198,30 +208,15 @@ class PromptDataModule(_PromptData):
         val_size: int = 0,
         prompt_column: str = "prompt",
         columns: dict[str, str] | None = None,
-        system_prompt: str | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        prompts_per_step: int = 32,
-        eval_batch_size: int = 256,
-        max_prompt_tokens: int = 1024,
-        overlong_prompts: Literal["error", "drop"] = "error",
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            tokenizer=tokenizer,
-            prompt_column=prompt_column,
-            system_prompt=system_prompt,
-            chat_template_kwargs=chat_template_kwargs,
-            prompts_per_step=prompts_per_step,
-            eval_batch_size=eval_batch_size,
-            max_prompt_tokens=max_prompt_tokens,
-            overlong_prompts=overlong_prompts,
-            seed=seed,
-        )
+        super().__init__(tokenizer, **options)
         if val_size < 0 or (val_size and (val_path or val_split)):
             raise ValueError(
                 "val_size must not be negative, and holds rows out of the training split: use it "
                 "without val_path and val_split"
             )
+        self.prompt_column = prompt_column
         self.path = path
         self.config_name = name
         self.split = split
@@ -282,7 +277,7 @@ class GymSpec:
     config: dict[str, Any] = field(default_factory=dict)
 
 
-class ReasoningGymDataModule(_PromptData):
+class ReasoningGymDataModule(TokenizedDataModule):
     """Prompts made by reasoning-gym; score them with `rewards.GymScore`.
 
     Rows have the columns `question`, `answer` and `metadata`. Training prompts that are also in
@@ -290,21 +285,17 @@ class ReasoningGymDataModule(_PromptData):
 
     Args:
         tasks: the mix.
-        tokenizer: folder or hub name; the CLI sets it to `model.model`.
+        tokenizer: as in `TokenizedDataModule`.
         size: number of training prompts before those of the validation set are left out.
         val_size: number of validation prompts.
         val_seed: seed of the validation prompts.
-        system_prompt: as in `PromptDataModule`.
-        chat_template_kwargs: as in `PromptDataModule`.
-        prompts_per_step: as in `PromptDataModule`.
-        eval_batch_size: as in `PromptDataModule`.
-        max_prompt_tokens: as in `PromptDataModule`.
-        overlong_prompts: as in `PromptDataModule`.
-        seed: of the training prompts and their order.
+        options: as in `TokenizedDataModule`; `seed` is also that of the training prompts.
 
     Raises:
-        ValueError: no tasks, an unknown task, or a seed that is also the validation seed.
+        ValueError: no tasks, an unknown task, or seeds so close that both sets would be the same.
     """
+
+    prompt_column = "question"
 
     def __init__(
         self,
@@ -314,30 +305,16 @@ class ReasoningGymDataModule(_PromptData):
         size: int = 10_000,
         val_size: int = 256,
         val_seed: int = 1_000_000,
-        system_prompt: str | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        prompts_per_step: int = 32,
-        eval_batch_size: int = 256,
-        max_prompt_tokens: int = 1024,
-        overlong_prompts: Literal["error", "drop"] = "error",
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            tokenizer=tokenizer,
-            prompt_column="question",
-            system_prompt=system_prompt,
-            chat_template_kwargs=chat_template_kwargs,
-            prompts_per_step=prompts_per_step,
-            eval_batch_size=eval_batch_size,
-            max_prompt_tokens=max_prompt_tokens,
-            overlong_prompts=overlong_prompts,
-            seed=seed,
-        )
+        super().__init__(tokenizer, **options)
         if not tasks:
             raise ValueError("data.tasks is empty: name at least one reasoning-gym task")
-        if seed == val_seed:
+        # reasoning-gym seeds row i with seed + i, so closer seeds share rows.
+        if abs(self.seed - val_seed) < max(size, val_size):
             raise ValueError(
-                f"seed and val_seed are both {seed}: validation would be training data"
+                f"data.seed={self.seed} and data.val_seed={val_seed} are closer than size={size}, "
+                f"so validation would repeat training prompts: set them further apart"
             )
         self.tasks = tasks
         self.size = size

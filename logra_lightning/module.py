@@ -30,6 +30,7 @@ from logra_lightning.objective import (
 )
 from logra_lightning.objective.logprobs import final_hidden
 from logra_lightning.policy import (
+    check_lengths,
     context_length,
     freeze_,
     load_policy,
@@ -309,31 +310,17 @@ class PolicyModule(LightningModule):
             self.policy = load_policy(self.model_path, **self.model_kwargs)
             if self.activation_checkpointing:
                 self.policy.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        self._check_lengths()
+        longest_prompt = getattr(self._datamodule, "longest_prompt", None)
+        if longest_prompt is not None:
+            check_lengths(
+                longest_prompt,
+                self.sampling.max_tokens,
+                self.eval_sampling.max_tokens,
+                context_length(self.policy),
+                self.max_tokens_per_microbatch,
+            )
         targets = getattr(self.trainer.strategy, "targets", DEFAULT_TARGETS)
         freeze_(self.policy, targets, train_others=self.train_others)
-
-    def _check_lengths(self) -> None:
-        """Refuse prompts and completions that fit neither the model nor a microbatch."""
-        assert self.policy is not None
-        longest = getattr(self._datamodule, "longest_prompt", None)
-        if longest is None:
-            return
-        length = max(self.sampling.max_tokens, self.eval_sampling.max_tokens)
-        total = longest + length
-        context = context_length(self.policy)
-        sizes = f"the longest prompt has {longest} tokens and completions up to {length}"
-        if total > context:
-            raise ValueError(
-                f"{sizes}, {total} in all, but the context of {self.model_path!r} is {context}: "
-                f"lower sampling.max_tokens or data.max_prompt_tokens"
-            )
-        total = longest + self.sampling.max_tokens
-        if total > self.max_tokens_per_microbatch:
-            raise ValueError(
-                f"{sizes}, more than model.max_tokens_per_microbatch="
-                f"{self.max_tokens_per_microbatch}: raise it to at least {total}"
-            )
 
     def on_fit_start(self) -> None:
         assert self.policy is not None

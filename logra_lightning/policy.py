@@ -77,6 +77,38 @@ def context_length(policy: Any) -> int:
     return policy.config.get_text_config().max_position_embeddings
 
 
+def check_lengths(
+    longest_prompt: int,
+    max_tokens: int,
+    eval_max_tokens: int,
+    context: int,
+    max_tokens_per_microbatch: int,
+) -> None:
+    """Raise ValueError when prompt and completion fit neither the model nor a microbatch.
+
+    Args:
+        longest_prompt: tokens of the longest prompt.
+        max_tokens: tokens of the longest training completion.
+        eval_max_tokens: tokens of the longest validation completion.
+        context: most tokens that the model can read.
+        max_tokens_per_microbatch: padded tokens of one forward and backward pass.
+    """
+    total = longest_prompt + max(max_tokens, eval_max_tokens)
+    if total > context:
+        raise ValueError(
+            f"the longest prompt has {longest_prompt} tokens and completions up to "
+            f"{max(max_tokens, eval_max_tokens)}, {total} in all, but the model's context is "
+            f"{context}: lower model.sampling.max_tokens or data.max_prompt_tokens"
+        )
+    total = longest_prompt + max_tokens
+    if total > max_tokens_per_microbatch:
+        raise ValueError(
+            f"a rollout may have {total} tokens (the longest prompt {longest_prompt}, the "
+            f"completion {max_tokens}), more than model.max_tokens_per_microbatch="
+            f"{max_tokens_per_microbatch}: raise it to at least {total}"
+        )
+
+
 def _check_path(path: str) -> None:
     looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
     if looks_local and "/" in path and not Path(path).expanduser().is_dir():

@@ -196,5 +196,5 @@ def test_gym_mistakes_are_refused() -> None:
         ready(gym(tasks=[GymSpec("chain_sums")]))
     with pytest.raises(ValueError, match=r"data\.tasks is empty"):
         gym(tasks=[])
-    with pytest.raises(ValueError, match="validation would be training data"):
+    with pytest.raises(ValueError, match="validation would repeat training prompts"):
         gym(seed=3, val_seed=3)
