@@ -9,5 +9,12 @@ from logra_lightning.callbacks.run_summary import RunSummary
 from logra_lightning.callbacks.sketch_accumulation import SketchAccumulation
 from logra_lightning.callbacks.step_checkpoint import StepCheckpoint
 from logra_lightning.callbacks.step_progress import StepProgressBar
+from logra_lightning.callbacks.validate_at_ends import ValidateAtEnds
 
-__all__ = ["RunSummary", "SketchAccumulation", "StepCheckpoint", "StepProgressBar"]
+__all__ = [
+    "RunSummary",
+    "SketchAccumulation",
+    "StepCheckpoint",
+    "StepProgressBar",
+    "ValidateAtEnds",
+]

@@ -13,11 +13,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 
 class RunSummary(Callback):
-    """Prints, when training ends, a metric before and after, seconds per step and paths.
+    """Prints, when training ends, a metric first and last, seconds per step and paths.
 
     Args:
-        metric: a metric of validation to compare. The first validation of the process counts as
-            before, the last as after.
+        metric: a metric of validation, shown as it was first and last.
     """
 
     def __init__(self, metric: str = "eval/pass@1") -> None:
@@ -50,9 +49,8 @@ class RunSummary(Callback):
         lines = []
         if self._values:
             (first_step, first), (last_step, last) = self._values[0], self._values[-1]
-            lines.append(
-                f"{self.metric}: {first:.3f} at step {first_step}, {last:.3f} at step {last_step}"
-            )
+            after = f", {last:.3f} at step {last_step}" if last_step > first_step else ""
+            lines.append(f"{self.metric}: {first:.3f} at step {first_step}{after}")
         if self._step_s:
             median = statistics.median(self._step_s)
             lines.append(f"seconds per step: {median:.2f} (median of {len(self._step_s)})")

@@ -16,13 +16,20 @@ class StepCheckpoint(ModelCheckpoint):
     Args:
         filename: of the others; `{step}` and metrics in braces are filled in.
         save_last: keep `last.ckpt`.
+        save_on_exception: also save when the run is interrupted or fails.
         options: of `ModelCheckpoint`, for instance `monitor: eval/pass@1, mode: max`.
     """
 
     def __init__(
-        self, filename: str | None = "{step}", save_last: bool = True, **options: Any
+        self,
+        filename: str | None = "{step}",
+        save_last: bool = True,
+        save_on_exception: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__(filename=filename, save_last=save_last, **options)
+        super().__init__(
+            filename=filename, save_last=save_last, save_on_exception=save_on_exception, **options
+        )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.save_last and self._last_global_step_saved != trainer.global_step:

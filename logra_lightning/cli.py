@@ -9,7 +9,10 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import os
 import re
+import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,11 +28,16 @@ from logra_lightning.callbacks import (
     SketchAccumulation,
     StepCheckpoint,
     StepProgressBar,
+    ValidateAtEnds,
 )
 from logra_lightning.module import PolicyModule
 
 # Attached in this order, each with a switch `enabled`.
-_CALLBACKS = {"sketch_accumulation": SketchAccumulation, "run_summary": RunSummary}
+_CALLBACKS: dict[str, type[Callback]] = {
+    "sketch_accumulation": SketchAccumulation,
+    "validate_at_ends": ValidateAtEnds,
+    "run_summary": RunSummary,
+}
 
 _TRAINER_DEFAULTS = {
     "max_epochs": -1,
@@ -58,18 +66,29 @@ class Parser(LightningArgumentParser):
         )
         if unknown:
             name = next(group for group in unknown.groups() if group)
-            close = difflib.get_close_matches(name, self._option_names(), n=1, cutoff=0.5)
-            hint = f"\ndid you mean {close[0]!r}?" if close else ""
-            reason = f"{reason}{hint}"
+            reason = f"{reason}\n{self._hint(name)}"
         self.exit(2, f"error: {reason}\nsee {self.prog} --help\n")
         raise AssertionError  # exit does not return
 
-    def _option_names(self) -> list[str]:
-        names: list[str] = []
+    def _hint(self, name: str) -> str:
+        """The nearest valid name with as many parts, or all that are valid in its place."""
+        names = {n for n in self._option_names() if n.count(".") == name.count(".")}
+        parent = name.rpartition(".")[0]
+        siblings = {n for n in names if n.rpartition(".")[0] == parent}
+        close = difflib.get_close_matches(name, siblings or names, n=1, cutoff=0.6)
+        if close:
+            return f"did you mean {close[0]!r}?"
+        return f"valid here: {', '.join(sorted(siblings))}" if siblings and parent else ""
+
+    def _option_names(self) -> set[str]:
+        """Names of all options and of the groups that they lie in."""
+        names: set[str] = set()
         for action in self._actions:
-            names += [option.lstrip("-") for option in action.option_strings]
+            for option in [action.dest, *(o.lstrip("-") for o in action.option_strings)]:
+                parts = option.split(".")
+                names |= {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
             for parser in getattr(action, "_name_parser_map", {}).values():
-                names += parser._option_names()
+                names |= parser._option_names()
         return names
 
 
@@ -98,17 +117,14 @@ class LograCLI(LightningCLI):
             parser.add_argument(
                 f"--{key}.enabled", type=bool, default=True, help="false leaves it out"
             )
-        parser.add_argument(
-            "--validate_first",
-            type=bool,
-            default=True,
-            help="fit: validate before the first step, so that the run shows where it began",
-        )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         parser = self._parser(self.subcommand)
         for key, callback in _CALLBACKS.items():
-            options = vars(self._get(self.config_init, key)).copy()
+            group = self._get(self.config_init, key)
+            if group is None:
+                parser.error(f"{key} is null: to leave it out, set {key}.enabled=false")
+            options = vars(group).copy()
             if options.pop("enabled"):
                 (self.config_init[self.subcommand])[key] = callback(**options)
                 parser.callback_keys.append(key)
@@ -125,11 +141,6 @@ class LograCLI(LightningCLI):
         if trainer["enable_checkpointing"] is not False and not _has(own, Checkpoint):
             callbacks.append(StepCheckpoint())
         return callbacks
-
-    def before_fit(self) -> None:
-        resumed = self._get(self.config_init, "ckpt_path")
-        if self._get(self.config_init, "validate_first") and not resumed:
-            self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
 
     @rank_zero_only
     def after_predict(self) -> None:
@@ -164,5 +175,23 @@ def _quiet_lightning() -> None:
 
 
 def main() -> None:
-    """Run the command line."""
-    LograCLI()
+    """Run the command line.
+
+    Mistakes that this package found are told in one line; LOGRA_TRACEBACK=1 shows where.
+    """
+    try:
+        LograCLI()
+    except (ValueError, ImportError) as error:
+        if os.environ.get("LOGRA_TRACEBACK") or not _is_ours(error):
+            raise
+        sys.exit(f"error: {error}")
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether this package raised it, as opposed to something that it called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    here = Path(__file__).resolve().parent
+    raised_in = Path(frames[-1].filename).resolve()
+    return raised_in.is_relative_to(here) or raised_in.is_relative_to(
+        (here / "callbacks").resolve()
+    )

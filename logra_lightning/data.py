@@ -52,7 +52,8 @@ class TokenizedDataModule(LightningDataModule):
         super().__init__()
         if min(max_prompt_tokens, eval_batch_size, prompts_per_step) < 1:
             raise ValueError(
-                "data.max_prompt_tokens, eval_batch_size and prompts_per_step must be at least 1"
+                "max_prompt_tokens, eval_batch_size and prompts_per_step of data.init_args must be "
+                "at least 1"
             )
         self.tokenizer_path = tokenizer
         self.system_prompt = system_prompt
@@ -99,7 +100,7 @@ class TokenizedDataModule(LightningDataModule):
             if self.prompt_column not in row:
                 raise ValueError(
                     f"the {what} data has no column {self.prompt_column!r}, only "
-                    f"{', '.join(map(repr, row))}: set data.prompt_column"
+                    f"{', '.join(map(repr, row))}: set data.init_args.prompt_column"
                 )
             ids = self._encode(row[self.prompt_column], tokenizer, f"{what} row {number}")
             if len(ids) > self.max_prompt_tokens:
@@ -119,7 +120,9 @@ class TokenizedDataModule(LightningDataModule):
             f"{self.max_prompt_tokens}; the longest, row {number}, has {tokens} tokens"
         )
         if self.overlong_prompts == "error":
-            raise ValueError(f"{found}: raise the limit or set data.overlong_prompts=drop")
+            raise ValueError(
+                f"{found}: raise the limit or set data.init_args.overlong_prompts=drop"
+            )
         first = ", ".join(str(number) for number, _ in overlong[:10])
         rank_zero_info(f"{found}. Dropped rows {first}{', ...' if len(overlong) > 10 else ''}.")
 
@@ -138,7 +141,8 @@ class TokenizedDataModule(LightningDataModule):
             if not isinstance(prompt, str) or self.system_prompt or self.chat_template_kwargs:
                 raise ValueError(
                     f"the tokenizer of {self.tokenizer_path!r} has no chat template, so {where} "
-                    f"must be a string, without data.system_prompt and data.chat_template_kwargs"
+                    f"must be a string, without system_prompt and chat_template_kwargs in "
+                    f"data.init_args"
                 )
             return list(tokenizer(prompt)["input_ids"])
         if self.system_prompt and messages[0].get("role") != "system":
@@ -243,17 +247,26 @@ class PromptDataModule(TokenizedDataModule):
         suffix = Path(path).suffix
         if suffix in (".json", ".jsonl", ".parquet"):
             if not Path(path).is_file():
-                raise ValueError(f"there is no file {path!r}: set data.path")
+                raise ValueError(f"there is no file {path!r}: set data.init_args.path")
+            if Path(path).stat().st_size == 0:
+                raise ValueError(f"{path!r} is empty")
             builder = "parquet" if suffix == ".parquet" else "json"
-            rows = load_dataset(builder, data_files={split: path}, split=split)
+            source: dict[str, Any] = {"path": builder, "data_files": {split: path}}
         else:
-            rows = load_dataset(path, self.config_name, split=split)
+            source = {"path": path, "name": self.config_name}
+        try:
+            rows = load_dataset(**source, split=split)
+        except Exception as error:
+            cause = error.__cause__ or error
+            raise ValueError(
+                f"cannot read {path!r} (split {split!r}): {cause or type(cause).__name__}"
+            ) from error
         if len(rows) == 0:
             raise ValueError(f"{path!r} has no rows in split {split!r}")
         for new, old in self.renamed.items():
             if old not in rows.column_names:
                 raise ValueError(
-                    f"data.columns names {old!r}, but {path!r} has "
+                    f"data.init_args.columns names {old!r}, but {path!r} has "
                     f"{', '.join(map(repr, rows.column_names))}"
                 )
             if new in rows.column_names:
@@ -308,12 +321,18 @@ class ReasoningGymDataModule(TokenizedDataModule):
         **options: Any,
     ) -> None:
         super().__init__(tokenizer, **options)
+        if size < 1 or val_size < 0:
+            raise ValueError(
+                f"data.init_args.size must be at least 1 and val_size not negative, got {size} and "
+                f"{val_size}"
+            )
         if not tasks:
-            raise ValueError("data.tasks is empty: name at least one reasoning-gym task")
+            raise ValueError("data.init_args.tasks is empty: name at least one reasoning-gym task")
         # reasoning-gym seeds row i with seed + i, so closer seeds share rows.
         if abs(self.seed - val_seed) < max(size, val_size):
             raise ValueError(
-                f"data.seed={self.seed} and data.val_seed={val_seed} are closer than size={size}, "
+                f"seed={self.seed} and val_seed={val_seed} of data.init_args are closer than "
+                f"size={size}, "
                 f"so validation would repeat training prompts: set them further apart"
             )
         self.tasks = tasks
@@ -328,6 +347,8 @@ class ReasoningGymDataModule(TokenizedDataModule):
         return train, val
 
     def _make(self, size: int, seed: int) -> list[dict[str, Any]]:
+        if size == 0:
+            return []
         try:
             import reasoning_gym
         except ImportError as error:
@@ -344,4 +365,8 @@ class ReasoningGymDataModule(TokenizedDataModule):
                 f"{', '.join(sorted(DATASETS))}"
             )
         specs = [DatasetSpec(name=t.name, weight=t.weight, config=t.config) for t in self.tasks]
-        return list(reasoning_gym.create_dataset("composite", datasets=specs, size=size, seed=seed))
+        try:
+            made = reasoning_gym.create_dataset("composite", datasets=specs, size=size, seed=seed)
+        except (TypeError, AssertionError) as error:
+            raise ValueError(f"reasoning-gym refuses data.init_args.tasks: {error}") from error
+        return list(made)

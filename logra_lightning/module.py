@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -48,7 +49,7 @@ from logra_lightning.sketch import (
     RowAdam,
     SketchBank,
 )
-from logra_lightning.strategy import check_trainer_options
+from logra_lightning.strategy import SketchMixin, check_trainer_options
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 
 OptimizerFactory = Callable[[Iterable[Parameter], SketchBank, AdamWOptions, float | None], RowAdam]
@@ -145,6 +146,12 @@ class PolicyModule(LightningModule):
                 "model.sampling.temperature is 0: training needs completions that differ, so it "
                 "must be positive (1.0 is usual); model.eval_sampling may be greedy"
             )
+        if self.sampling.top_p < 1 or self.sampling.top_k > 0:
+            raise ValueError(
+                f"model.sampling has top_p={self.sampling.top_p} and top_k={self.sampling.top_k}: "
+                f"completions would come from another distribution than the one that is trained, "
+                f"so leave them at 1 and 0; model.eval_sampling may use them"
+            )
         if self.group_size < self.advantage.min_group_size:
             raise ValueError(
                 f"model.group_size is {self.group_size}, but {type(self.advantage).__name__} "
@@ -213,9 +220,10 @@ class PolicyModule(LightningModule):
         """One optimizer step on everything that was accumulated."""
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
-        if not isinstance(optimizer.optimizer, RowAdam) and self.max_grad_norm is not None:
+        if not isinstance(optimizer.optimizer, RowAdam):
             params = [p for p in self.parameters() if p.requires_grad]
-            norm = torch.nn.utils.clip_grad_norm_(params, self.max_grad_norm)
+            limit = self.max_grad_norm or float("inf")
+            norm = nn.utils.clip_grad_norm_(params, limit, error_if_nonfinite=True)
             self.log("optim/grad_norm", norm)
         optimizer.step()
         optimizer.zero_grad()
@@ -230,7 +238,9 @@ class PolicyModule(LightningModule):
             self.log(name, stats.pop(name), prog_bar=True, batch_size=len(rollouts))
         times = {f"time/{name}_s": seconds for name, seconds in self._phase_s.items()}
         times["time/step_s"] = sum(self._phase_s.values())
-        self.log_dict({**stats, **times, **totals}, batch_size=len(rollouts))
+        # Lightning would count batches from 0, and differently after a resume.
+        step = {"step": float(self.global_step)}
+        self.log_dict({**stats, **times, **totals, **step}, batch_size=len(rollouts))
 
     # Validation, test and prediction: never a gradient, never the training seeds.
 
@@ -259,6 +269,8 @@ class PolicyModule(LightningModule):
                 batch_size=len(rows),
                 sync_dist=True,
             )
+
+        self.log("step", float(self.global_step), batch_size=len(rows), sync_dist=True)
 
     def predict_step(self, prompts: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """One completion per prompt with its reward, as plain values."""
@@ -294,6 +306,11 @@ class PolicyModule(LightningModule):
     # Set-up.
 
     def setup(self, stage: str) -> None:
+        if stage == "fit" and self.trainer.world_size > 1:
+            raise ValueError(
+                f"PolicyModule trains in one process for now, got {self.trainer.world_size}: set "
+                f"trainer.devices=1 and trainer.num_nodes=1"
+            )
         columns = getattr(self._datamodule, "columns", None)
         if columns is not None:
             check_columns(self.rewards, columns)
@@ -326,6 +343,21 @@ class PolicyModule(LightningModule):
         assert self.policy is not None
         tolerance = 1e-4 if self.policy.dtype == torch.float32 else 2e-2
         check_head(self.policy, tolerance=tolerance)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of a sketching run for a dense one; RowAdam refuses the reverse."""
+        states = checkpoint.get("optimizer_states", [])
+        fitting = self.trainer.state.fn == TrainerFn.FITTING
+        if fitting and states and "sketch" in states[0] and not self._is_sketching:
+            raise ValueError(
+                f"the checkpoint is of a run with sketches, but "
+                f"{type(self.trainer.strategy).__name__} has none: resume with trainer.strategy as "
+                f"it was"
+            )
+
+    @property
+    def _is_sketching(self) -> bool:
+        return isinstance(self.trainer.strategy, SketchMixin)
 
     def configure_optimizers(self) -> Any:
         sketches = getattr(self.trainer.strategy, "sketches", None)

@@ -98,7 +98,7 @@ def check_lengths(
         raise ValueError(
             f"the longest prompt has {longest_prompt} tokens and completions up to "
             f"{max(max_tokens, eval_max_tokens)}, {total} in all, but the model's context is "
-            f"{context}: lower model.sampling.max_tokens or data.max_prompt_tokens"
+            f"{context}: lower model.sampling.max_tokens or data.init_args.max_prompt_tokens"
         )
     total = longest_prompt + max_tokens
     if total > max_tokens_per_microbatch:

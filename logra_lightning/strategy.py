@@ -7,7 +7,8 @@ sums after each optimizer step. It works with any `LightningModule` in manual op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -15,12 +16,13 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import CheckpointIO, Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy, StrategyRegistry
-from torch import Tensor
+from torch import nn
 from torch.optim import Optimizer
 
 from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, check_rank, find_targets
 from logra_lightning.sketch.capture import SketchCapture
 from logra_lightning.sketch.projection import gaussian, rademacher
+from logra_lightning.sketch.row_adam import RowAdam
 
 _SUPPORTED_PRECISION = ("32-true", "bf16-mixed", "bf16-true")
 
@@ -40,7 +42,7 @@ class SketchMixin(Strategy):
     projection: Literal["rademacher", "gaussian"]
     sketches: SketchBank | None = None
     _capture: SketchCapture | None = None
-    _frozen: Sequence[Tensor] = ()
+    _targets: Mapping[str, nn.Linear] = MappingProxyType({})
 
     def connect(self, model: LightningModule) -> None:
         """Refuse what cannot work while nothing has been set up yet."""
@@ -62,17 +64,23 @@ class SketchMixin(Strategy):
     def model_to_device(self) -> None:
         super().model_to_device()  # type: ignore[safe-super]
         modules = find_targets(self._module, self.targets)
-        check_rank(modules, self.rank)
-        self._frozen = [m.weight for m in modules.values() if m.weight.requires_grad]
-        for weight in self._frozen:
-            weight.requires_grad_(False)
+        # A frozen copy, such as a reference model, is none of our business.
+        self._targets = {name: m for name, m in modules.items() if m.weight.requires_grad}
+        if not self._targets:
+            raise ValueError(
+                f"all weights called {', '.join(self.targets)} are frozen: leave "
+                f"requires_grad=True on those to sketch"
+            )
+        check_rank(self._targets, self.rank)
+        for module in self._targets.values():
+            module.weight.requires_grad_(False)
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         """Hook the targets, then let the module configure its optimizer."""
         self._remove_capture()  # of a fit that was interrupted
         entries = {"rademacher": rademacher, "gaussian": gaussian}[self.projection]
         self.sketches = SketchBank(
-            find_targets(self._module, self.targets),
+            dict(self._targets),
             self.rank,
             seed=self.projection_seed,
             entries=entries,
@@ -80,6 +88,15 @@ class SketchMixin(Strategy):
         )
         self._capture = SketchCapture(self.sketches)
         super().setup_optimizers(trainer)
+        optimizers = trainer.optimizers
+        own = [o for o in optimizers if isinstance(o, RowAdam) and o.sketches is self.sketches]
+        if len(optimizers) != 1 or not own:
+            raise ValueError(
+                f"{type(self).__name__} needs exactly one optimizer, a RowAdam on "
+                f"self.trainer.strategy.sketches; configure_optimizers returned "
+                f"{', '.join(type(o).__name__ for o in optimizers) or 'none'}. RowAdam trains the "
+                f"other parameters by AdamW"
+            )
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -102,9 +119,9 @@ class SketchMixin(Strategy):
 
     def teardown(self) -> None:
         self._remove_capture()
-        for weight in self._frozen:
-            weight.requires_grad_(True)
-        self._frozen = []
+        for module in self._targets.values():
+            module.weight.requires_grad_(True)
+        self._targets = {}
         super().teardown()
 
     def _remove_capture(self) -> None:
@@ -175,8 +192,8 @@ def check_trainer_options(trainer: Trainer) -> None:
     """Refuse Trainer options that mean nothing in manual optimization, naming ours instead."""
     if trainer.gradient_clip_val is not None:
         raise ValueError(
-            f"trainer.gradient_clip_val={trainer.gradient_clip_val} has no effect on sketches: set "
-            f"model.max_grad_norm instead"
+            f"trainer.gradient_clip_val={trainer.gradient_clip_val} has no effect in manual "
+            f"optimization: set model.max_grad_norm instead"
         )
     if trainer.accumulate_grad_batches != 1:
         raise ValueError(

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from logra_lightning.callbacks import RunSummary, SketchAccumulation, StepProgressBar
-from logra_lightning.cli import LograCLI
+from logra_lightning.cli import LograCLI, main
 from tests.conftest import ROOT
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -112,3 +112,24 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(
     for part in ("did you mean", *expected):
         assert part in error
     assert len(error.splitlines()) < 12
+
+
+def test_null_for_a_callback_names_the_switch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = edited(tmp_path, lambda c: c.update(sketch_accumulation=None))
+    with pytest.raises(SystemExit):
+        parse(monkeypatch, "fit", "--config", path)
+    assert "set sketch_accumulation.enabled=false" in capsys.readouterr().err
+
+
+def test_a_users_mistake_is_one_line_and_a_bug_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = edited(tmp_path, lambda c: c["model"].update(group_size=1))
+    monkeypatch.setattr(sys, "argv", ["logra_lightning", "fit", "--config", path])
+    with pytest.raises(SystemExit, match=r"^error: model.group_size is 1, but GRPO"):
+        main()
+    monkeypatch.setenv("LOGRA_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="group_size is 1"):
+        main()

@@ -149,9 +149,15 @@ def test_missing_columns_and_files_list_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no column 'question', only 'prompt', 'answer', 'level'"):
         ready(module(tmp_path, prompt_column="question"))
     with pytest.raises(
-        ValueError, match=r"data.columns names 'gold', but .* has 'prompt', 'answer'"
+        ValueError, match=r"data.init_args.columns names 'gold', but .* has 'prompt', 'answer'"
     ):
         ready(module(tmp_path, columns={"answer": "gold"}))
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "1"}\n{"prompt": ')
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"cannot read '.*bad.jsonl' \(split 'train'\): "):
+        ready(PromptDataModule(str(tmp_path / "bad.jsonl"), str(TINY_POLICY)))
+    with pytest.raises(ValueError, match=r"empty.jsonl' is empty"):
+        ready(PromptDataModule(str(tmp_path / "empty.jsonl"), str(TINY_POLICY)))
     with pytest.raises(ValueError, match="there is no file"):
         ready(PromptDataModule(str(tmp_path / "none.jsonl"), str(TINY_POLICY)))
 
@@ -194,7 +200,10 @@ def test_gym_tasks_are_mixed_by_weight() -> None:
 def test_gym_mistakes_are_refused() -> None:
     with pytest.raises(ValueError, match="no task 'chain_sums'; it has .*chain_sum"):
         ready(gym(tasks=[GymSpec("chain_sums")]))
-    with pytest.raises(ValueError, match=r"data\.tasks is empty"):
+    with pytest.raises(ValueError, match=r"data\.init_args\.tasks is empty"):
         gym(tasks=[])
+    with pytest.raises(ValueError, match="refuses data.init_args.tasks: .*foo"):
+        ready(gym(tasks=[GymSpec("chain_sum", config={"foo": 1})]))
+    assert len(ready(gym(val_size=0)).val) == 0
     with pytest.raises(ValueError, match="validation would repeat training prompts"):
         gym(seed=3, val_seed=3)

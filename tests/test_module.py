@@ -254,6 +254,8 @@ def needs_solution(completion: str, solution: str) -> float:
     ("options", "message"),
     [
         ({"sampling": SamplingParams(6, temperature=0.0)}, "temperature is 0: training needs"),
+        ({"sampling": SamplingParams(6, top_p=0.9)}, "top_p=0.9 and top_k=0: .* another distrib"),
+        ({"sampling": SamplingParams(6, top_k=3)}, "top_p=1.0 and top_k=3: .* another distrib"),
         ({"group_size": 1}, "group_size is 1, but GRPO compares .* at least 2"),
         ({"rewards": []}, "model.rewards is empty"),
         ({"rewards": [Reward(digits), Reward(digits)]}, "two rewards have the same name"),
@@ -296,6 +298,59 @@ def test_trainer_options_name_ours(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         fit(tmp_path, policy(), strategy=strategy, **option)
+
+
+@pytest.mark.parametrize(("first", "second"), [("sketch", "auto"), ("auto", "sketch")])
+def test_a_checkpoint_of_the_other_kind_of_run_is_refused(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    def strategy(name: str) -> Any:
+        return SketchStrategy(rank=32) if name == "sketch" else name
+
+    run = fit(tmp_path, policy(), steps=1, strategy=strategy(first))
+    run.save_checkpoint(tmp_path / "x.ckpt")
+    other = trainer(tmp_path, strategy=strategy(second))
+    with pytest.raises(ValueError, match="resume with "):
+        other.fit(policy(), datamodule=data(tmp_path), ckpt_path=tmp_path / "x.ckpt")
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_resumed_equals_never_stopped_bit_for_bit(tmp_path: Path, precision: Any) -> None:
+    def steps(stop: int, ckpt_path: Path | None = None) -> tuple[PolicyModule, Trainer]:
+        module = policy(train_others=True, adamw=AdamWOptions(lr=1e-3))
+        run = trainer(tmp_path, stop, precision=precision)
+        run.fit(module, datamodule=data(tmp_path), ckpt_path=ckpt_path)
+        return module, run
+
+    straight, _ = steps(6)
+    _, stopped = steps(3)
+    stopped.save_checkpoint(tmp_path / "half.ckpt")
+    resumed, _ = steps(6, tmp_path / "half.ckpt")
+    torch.testing.assert_close(weights(resumed), weights(straight), rtol=0, atol=0)
+
+
+def test_a_dense_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    class Broken(PolicyModule):
+        def update(self) -> None:
+            next(p for p in self.parameters() if p.grad is not None).grad[0] = float("nan")
+            super().update()
+
+    module = Broken(
+        model=str(TINY_POLICY),
+        rewards=[Reward(digits)],
+        sampling=SamplingParams(6),
+        max_grad_norm=None,
+    )
+    with pytest.raises(RuntimeError, match="non-finite"):
+        fit(tmp_path, module, strategy="auto")
+
+
+def test_several_processes_are_refused(tmp_path: Path) -> None:
+    module = policy()
+    module._trainer = trainer(tmp_path, strategy="auto")
+    module._trainer.strategy.world_size = 2
+    with pytest.raises(ValueError, match="trains in one process for now, got 2"):
+        module.setup("fit")
 
 
 def test_lr_scheduler_advances_once_per_step(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_second_fit_makes_a_new_version_and_a_checkpoint_validates(
     runs, output = quickstart
     where = f"--trainer.logger.init_args.save_dir={runs}"
     base = ["--config", "configs/quickstart.yaml", where]
-    fit = [*base, "--trainer.max_steps=1", "--validate_first=false"]
+    fit = [*base, "--trainer.max_steps=1", "--validate_at_ends.enabled=false"]
     run(sys.executable, "-m", "logra_lightning", "fit", *fit)
     assert (runs / "quickstart" / "version_1" / "checkpoints").is_dir()
     assert list((runs / "quickstart" / "version_0" / "checkpoints").glob("*.ckpt"))

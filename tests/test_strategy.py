@@ -104,6 +104,39 @@ def test_rank_and_targets_that_do_not_fit_are_refused(
         run(Own(), tmp_path, strategy=strategy(**options))
 
 
+def test_two_optimizers_or_another_one_are_refused(tmp_path: Path) -> None:
+    class Two(Own):
+        def configure_optimizers(self) -> Any:
+            return [super().configure_optimizers(), torch.optim.AdamW(self.parameters())]
+
+    class Other(Own):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters())
+
+    for module, found in ((Two(), "RelativeRowAdam, AdamW"), (Other(), "AdamW")):
+        with pytest.raises(ValueError, match=f"exactly one optimizer, .* returned {found}"):
+            run(module, tmp_path)
+
+
+def test_frozen_copies_are_not_sketched(tmp_path: Path) -> None:
+    class WithReference(Own):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reference = Pair().requires_grad_(False)
+            self.names: list[str] = []
+
+        def on_train_start(self) -> None:
+            self.names = [sketch.name for sketch in self.trainer.strategy.sketches]
+
+    module = WithReference()
+    run(module, tmp_path)
+    assert module.names == ["net.q_proj", "net.o_proj"]
+    assert not any(p.requires_grad for p in module.reference.parameters())
+    module.net.requires_grad_(False)
+    with pytest.raises(ValueError, match="all weights called q_proj, o_proj are frozen"):
+        run(module, tmp_path)
+
+
 def test_automatic_optimization_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"set self.automatic_optimization = False in Own"):
         run(Own(automatic=True), tmp_path)

@@ -70,7 +70,7 @@ def check_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
     if shadowing:
         raise ValueError(
             f"the data set has columns called {', '.join(map(repr, shadowing))}, which rewards get "
-            f"from the rollout: rename them with data.columns"
+            f"from the rollout: rename them with data.init_args.columns"
         )
     for reward in rewards:
         missing = [n for n in reward.parameters()[0] if n not in columns and n not in RESERVED]
@@ -78,7 +78,7 @@ def check_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
             raise ValueError(
                 f"reward {reward.label!r} asks for {', '.join(map(repr, missing))}, but the data "
                 f"set has only {', '.join(map(repr, columns)) or 'no columns'}: map one with "
-                f"data.columns"
+                f"data.init_args.columns"
             )
 
 
@@ -105,6 +105,7 @@ def score(
     check_columns(rewards, prompts.columns)
     repeats = len(completions) // len(prompts)
     total = torch.zeros(len(completions), dtype=torch.float64)
+    scored = torch.zeros(len(completions), dtype=torch.bool)
     by_name: dict[str, Tensor] = {}
     for reward in rewards:
         needed, optional, takes_all = reward.parameters()
@@ -119,13 +120,20 @@ def score(
             if value is not None:
                 values[i] = _number(value, reward, prompts.rows[row])
         total += reward.weight * values.nan_to_num(0.0)
+        scored |= ~values.isnan()
         by_name[reward.label] = values.to(torch.float32)
+    if not scored.all():
+        row = prompts.rows[int((~scored).nonzero()[0]) // repeats]
+        raise ValueError(
+            f"no reward applies to a completion of row {row}: {', '.join(by_name)} all returned "
+            f"None. Is a return statement missing?"
+        )
     return total.to(torch.float32), by_name
 
 
 def _number(value: object, reward: Reward, row: int) -> float:
     try:
-        number = float(value)  # type: ignore[arg-type]
+        number = math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):

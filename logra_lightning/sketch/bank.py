@@ -151,6 +151,7 @@ class SketchBank:
         self.refresh_every = 1
         self.step: int | None = None
         self._entries = entries
+        self.projection = getattr(entries, "__name__", type(entries).__name__)
         self.draw = -1
         sizes = [m.out_features * rank for m in modules.values()]
         self.flat = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
@@ -188,7 +189,8 @@ class SketchBank:
         if self.step is None:
             raise RuntimeError(
                 "no step has begun, so no projection holds: add the SketchAccumulation callback "
-                "(logra_lightning.callbacks) to the Trainer"
+                "(logra_lightning.callbacks) to the Trainer; on the command line, "
+                "sketch_accumulation.enabled=true"
             )
 
     @property

@@ -25,7 +25,9 @@ class _AddToSketch(torch.autograd.Function):
     ) -> Tensor:
         ctx.total = total
         ctx.save_for_backward(projected)
-        return output.view_as(output)
+        # The very tensor, and not a view of it: what follows may change it in place.
+        ctx.mark_dirty(output)
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -37,9 +39,9 @@ class _AddToSketch(torch.autograd.Function):
 @torch.no_grad()
 def _add_product_(total: Tensor, grad: Tensor, projected: Tensor) -> None:
     """`total [d, r] += grad [N, d]^T projected [N, r]`, summed in fp32."""
-    if grad.dtype == torch.float32:
+    if grad.dtype == projected.dtype == torch.float32:
         total.addmm_(grad.t(), projected)
-    elif grad.is_cuda:
+    elif grad.is_cuda and grad.dtype == projected.dtype:
         # fp32 out of the tensor cores, instead of a copy of both operands in fp32.
         total.add_(torch.mm(grad.t(), projected, out_dtype=torch.float32))
     else:
@@ -64,17 +66,26 @@ class SketchCapture:
             (), dtype=torch.float32, device=bank.flat.device, requires_grad=True
         )
         self._handles: list[RemovableHandle] = [
-            sketch.module.register_forward_hook(self._hook_for(sketch)) for sketch in bank
+            sketch.module.register_forward_hook(self._hook_for(sketch), with_kwargs=True)
+            for sketch in bank
         ]
 
     def _hook_for(self, sketch: Sketch) -> Any:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        def hook(
+            module: nn.Module,
+            args: tuple[Tensor, ...],
+            kwargs: dict[str, Tensor],
+            output: Tensor,
+        ) -> Tensor | None:
             if not torch.is_grad_enabled():
                 return None
             self._bank.require_step()
             with torch.no_grad(), torch.autocast(output.device.type, enabled=False):
-                inputs = args[0].reshape(-1, args[0].shape[-1]).to(output.dtype)
-                projected = inputs @ sketch.entries.to(output.dtype).t()  # [N, r]
+                # Signs are exact in any dtype, gaussian entries in fp32 alone.
+                exact = torch.float32 if sketch.entries.is_floating_point() else output.dtype
+                inputs = args[0] if args else kwargs["input"]
+                inputs = inputs.reshape(-1, inputs.shape[-1]).to(exact)
+                projected = inputs @ sketch.entries.to(exact).t()  # [N, r]
             return _AddToSketch.apply(output, projected, sketch.total, self._anchor)
 
         return hook

@@ -205,17 +205,19 @@ class RowAdam(torch.optim.Optimizer):
         everywhere changes nothing, row moments included.
         """
         self.factors = None
-        proposal = self.propose()
         result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
+        try:
+            proposal = self.propose()
+            if closure is not None:
+                with torch.enable_grad():
+                    result = closure()
+        finally:
+            self.proposal = None
         if not proposal.is_zero:
             self.factors = self._merge(proposal)
             for group in self.param_groups[1:]:
                 adamw_step_(group, self.state, self._clip(proposal.grad_norm))
         self.last_step_scale = 0.0 if proposal.is_zero else self.step_scale
-        self.proposal = None
         self.step_scale = 1.0
         return result
 
@@ -235,9 +237,33 @@ class RowAdam(torch.optim.Optimizer):
         assert bank.step is not None
         return Factors(bank.step, bank.seed, bank.draw, bank.rank, decay, directions)
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch has it, with what the row moments depend on."""
+        return super().state_dict() | {"sketch": self._settings()}
+
+    def _settings(self) -> dict[str, Any]:
+        bank = self.sketches
+        return {
+            "rule": type(self).__name__,
+            "rank": bank.rank,
+            "projection_seed": bank.seed,
+            "projection": bank.projection,
+        }
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As saved, dtypes included: the base class would cast moments to the weights' dtype."""
-        super().load_state_dict(state_dict)
+        """As saved, dtypes included: the base class would cast moments to the weights' dtype.
+
+        Raises:
+            ValueError: the checkpoint is of another optimizer or of other sketches.
+        """
+        saved, own = state_dict.get("sketch"), self._settings()
+        if saved != own:
+            raise ValueError(
+                f"the checkpoint's optimizer was made with {saved or 'no sketches'}, this one with "
+                f"{own}: resume with the same strategy and optimizer"
+            )
+        super().load_state_dict({k: v for k, v in state_dict.items() if k != "sketch"})
+        self.proposal = None
         params = [p for group in self.param_groups for p in group["params"]]
         ids = [i for group in state_dict["param_groups"] for i in group["params"]]
         for param, i in zip(params, ids, strict=True):
@@ -283,6 +309,8 @@ class RelativeRowAdam(RowAdam):
         beta2: float = 0.95,
         eps: float = 1e-8,
     ) -> None:
+        if update_ratio <= 0:
+            raise ValueError(f"update_ratio must be positive, got {update_ratio}")
         super().__init__(
             params, sketches, adamw, max_grad_norm, lr=update_ratio, beta2=beta2, eps=eps
         )

@@ -64,13 +64,21 @@ def test_terms_are_weighted_and_one_that_does_not_apply_counts_nothing() -> None
     assert by_name["half"].dtype == total.dtype == torch.float32
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, "good", [1.0], object()])
+@pytest.mark.parametrize("value", [math.nan, math.inf, "good", "0.5", [1.0], object()])
 def test_nonsense_is_refused_with_the_name_and_the_row(value: object) -> None:
     def broken(answer: str) -> object:
         return value if answer == "5" else 0.0
 
     with pytest.raises(ValueError, match=r"reward 'broken' returned .* for row 20"):
         score([Reward(broken)], PROMPTS, TEXTS, IDS)
+
+
+def test_a_forgotten_return_is_refused() -> None:
+    def forgets(answer: str) -> None:
+        pass
+
+    with pytest.raises(ValueError, match="no reward applies to a completion of row 10: forgets"):
+        score([Reward(forgets)], PROMPTS, TEXTS, IDS)
 
 
 def test_missing_column_lists_what_is_there() -> None:

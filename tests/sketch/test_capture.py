@@ -150,6 +150,34 @@ def test_forward_before_the_first_step_says_what_is_missing(pair: Pair) -> None:
         pair(torch.zeros(1, 12))
 
 
+def test_what_follows_may_change_the_output_in_place_and_inputs_may_have_names() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 4, 12, generator=generator)
+    layers = torch.nn.ModuleDict({"up_proj": torch.nn.Linear(12, 9)})
+    torch.nn.init.normal_(layers["up_proj"].weight, generator=generator)
+    dense = copy.deepcopy(layers["up_proj"])
+    torch.relu_(dense(x)).square().sum().backward()
+    layers.requires_grad_(False)
+    bank = SketchBank(find_targets(layers, ["up_proj"]), 5, device=CPU)
+    bank.begin_step(0)
+    SketchCapture(bank)
+    torch.relu_(layers["up_proj"](input=x)).square().sum().backward()
+    assert_sketches_are(bank, {"up_proj": dense.weight.grad}, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gaussian_entries_are_not_rounded(dtype: torch.dtype) -> None:
+    layers = torch.nn.ModuleDict({"up_proj": torch.nn.Linear(64, 4, bias=False, dtype=dtype)})
+    layers.requires_grad_(False)
+    bank = SketchBank(find_targets(layers, ["up_proj"]), 8, entries=gaussian, device=CPU)
+    bank.begin_step(0)
+    SketchCapture(bank)
+    x = torch.eye(64, dtype=dtype)  # so that X A^T is A^T itself
+    layers["up_proj"](x)[:, 0].sum().backward()
+    row = bank["up_proj"].total[0]
+    torch.testing.assert_close(row, bank["up_proj"].entries.sum(dim=1), rtol=1e-5, atol=1e-5)
+
+
 def test_head_and_embeddings_may_train_densely_beside_sketches() -> None:
     model = make_llama(tie_word_embeddings=True)
     tokens = tokens_of(4)

@@ -130,7 +130,7 @@ def test_propose_changes_nothing_and_repeats_itself(pair: Pair, rule: type[RowAd
     bank, w = setup(pair)
     s = random_sketches(bank, 0)
     optimizer = rule(pair.parameters(), bank)
-    state = copy.deepcopy(optimizer.state_dict())
+    state = copy.deepcopy(optimizer.state_dict()["state"])
     proposal = optimizer.propose()
     assert optimizer.propose() is proposal
     for name in w:
@@ -139,7 +139,7 @@ def test_propose_changes_nothing_and_repeats_itself(pair: Pair, rule: type[RowAd
         torch.testing.assert_close(
             proposal.direction(bank[name]).to(torch.float64), s[name] * c[:, None]
         )
-    torch.testing.assert_close(optimizer.state_dict(), state)
+    torch.testing.assert_close(optimizer.state_dict()["state"], state)
 
 
 @pytest.mark.parametrize("rule", [RowAdam, RelativeRowAdam])
@@ -169,13 +169,16 @@ def test_a_step_without_any_gradient_changes_nothing(pair: Pair, rule: type[RowA
     optimizer = rule(pair.parameters(), bank)
     random_sketches(bank, 0)
     optimizer.step()
-    weights, state = copy.deepcopy(pair.state_dict()), copy.deepcopy(optimizer.state_dict())
+    weights, state = (
+        copy.deepcopy(pair.state_dict()),
+        copy.deepcopy(optimizer.state_dict()["state"]),
+    )
     bank.begin_step(1)
     optimizer.step()
     assert optimizer.factors is None
     assert optimizer.last_step_scale == 0.0
     torch.testing.assert_close(pair.state_dict(), weights, rtol=0, atol=0)
-    torch.testing.assert_close(optimizer.state_dict(), state, rtol=0, atol=0)
+    torch.testing.assert_close(optimizer.state_dict()["state"], state, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -184,13 +187,16 @@ def test_a_sketch_that_is_not_finite_is_named_and_changes_nothing(pair: Pair, va
     random_sketches(bank, 0)
     bank["o_proj"].total[1, 2] = value
     optimizer = RelativeRowAdam(pair.parameters(), bank)
-    weights, state = copy.deepcopy(pair.state_dict()), copy.deepcopy(optimizer.state_dict())
+    weights, state = (
+        copy.deepcopy(pair.state_dict()),
+        copy.deepcopy(optimizer.state_dict()["state"]),
+    )
     with pytest.raises(
         FloatingPointError, match=r"not finite in 1 of 2 weights, first in 'o_proj'"
     ):
         optimizer.step()
     torch.testing.assert_close(pair.state_dict(), weights, rtol=0, atol=0)
-    torch.testing.assert_close(optimizer.state_dict(), state, rtol=0, atol=0)
+    torch.testing.assert_close(optimizer.state_dict()["state"], state, rtol=0, atol=0)
 
 
 def test_tiny_and_huge_sketches_stay_finite(pair: Pair) -> None:
@@ -299,7 +305,38 @@ def test_saved_and_loaded_equals_never_stopped(pair: Pair, dtype: torch.dtype) -
     third.load_state_dict(state)
     steps(fresh, third, range(2, 4))
     torch.testing.assert_close(fresh.state_dict(), straight.state_dict(), rtol=0, atol=0)
-    torch.testing.assert_close(third.state_dict(), first.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(
+        third.state_dict()["state"], first.state_dict()["state"], rtol=0, atol=0
+    )
+
+
+def test_a_checkpoint_of_other_sketches_or_another_optimizer_is_refused(pair: Pair) -> None:
+    bank, _ = setup(pair)
+    optimizer = RelativeRowAdam(pair.parameters(), bank)
+    other = SketchBank(find_targets(pair, ["q_proj", "o_proj"]), RANK - 1, device=CPU)
+    for saved in (
+        RelativeRowAdam(pair.parameters(), other).state_dict(),
+        RowAdam(pair.parameters(), bank).state_dict(),
+        torch.optim.AdamW(pair.parameters()).state_dict(),
+    ):
+        with pytest.raises(ValueError, match="resume with the same strategy and optimizer"):
+            optimizer.load_state_dict(saved)
+
+
+def test_a_closure_that_raises_leaves_no_stale_proposal(pair: Pair) -> None:
+    bank, _ = setup(pair)
+    random_sketches(bank, 0)
+    optimizer = RowAdam(pair.parameters(), bank)
+
+    def closure() -> None:
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        optimizer.step(closure)
+    first = optimizer.propose().grad_norm
+    optimizer.proposal = None
+    bank.flat.mul_(2)
+    assert optimizer.propose().grad_norm == pytest.approx(2 * first)
 
 
 def test_schedulers_change_both_groups(pair: Pair) -> None:
@@ -313,6 +350,8 @@ def test_bad_options_are_refused(pair: Pair) -> None:
     bank, _ = setup(pair)
     with pytest.raises(ValueError, match="got lr=0"):
         RowAdam(pair.parameters(), bank, lr=0.0)
+    with pytest.raises(ValueError, match="update_ratio must be positive, got -1"):
+        RelativeRowAdam(pair.parameters(), bank, update_ratio=-1.0)
     with pytest.raises(ValueError, match="max_grad_norm must be positive or null"):
         RowAdam(pair.parameters(), bank, None, -1.0)
     with pytest.raises(ValueError, match="first 'q_proj': pass all parameters"):

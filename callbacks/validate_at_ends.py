@@ -1,0 +1,39 @@
+"""`ValidateAtEnds`: validation before the first step and after the last one."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+
+class ValidateAtEnds(Callback):
+    """So that a run shows where it began and where it ended.
+
+    The first validation comes after everything else has been set up and checked, and not at all in
+    a resumed run; the last one where none was made at that step.
+    """
+
+    def __init__(self) -> None:
+        self._validated_step = -1
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step == 0 and self._validated_step < 0:
+            self._validate(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validated_step = trainer.global_step
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._validated_step < trainer.global_step:
+            self._validate(trainer)
+
+    def _validate(self, trainer: Trainer) -> None:
+        """Run the validation loop as Lightning does between two training batches."""
+        loop = trainer.fit_loop.epoch_loop.val_loop
+        if not trainer.enable_validation:
+            return
+        connector = trainer._logger_connector
+        first_iteration = connector._first_loop_iter
+        trainer.validating = True
+        loop.run()
+        trainer.training = True
+        connector._first_loop_iter = first_iteration
