@@ -6,6 +6,7 @@ finished rows leave the batch. For large models the vLLM engine is several times
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,6 +38,9 @@ class TorchEngine:
         """Sample from `policy` from now on."""
         self._policy = policy
         self._stop_token_ids = list(stop_token_ids)
+        # Renamed in transformers 5.2x.
+        parameters = inspect.signature(policy.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
     def close(self) -> None:
         """Let go of the policy."""
@@ -133,9 +137,9 @@ class TorchEngine:
             input_ids=tokens,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self._cache_argument: cache},
         )
         return output.logits[:, -1].to(torch.float32)
 
