@@ -32,6 +32,7 @@ from logra_lightning.objective import (
 from logra_lightning.objective.logprobs import final_hidden
 from logra_lightning.policy import (
     check_lengths,
+    checkpoint_activations_,
     context_length,
     freeze_,
     load_policy,
@@ -326,7 +327,7 @@ class PolicyModule(LightningModule):
             self.tokenizer = load_tokenizer(self.model_path)
             self.policy = load_policy(self.model_path, **self.model_kwargs)
             if self.activation_checkpointing:
-                self.policy.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+                checkpoint_activations_(self.policy)
         longest_prompt = getattr(self._datamodule, "longest_prompt", None)
         if longest_prompt is not None:
             check_lengths(

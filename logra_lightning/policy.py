@@ -51,6 +51,15 @@ def load_policy(path: str, **kwargs: Any) -> nn.Module:
     return policy.train()
 
 
+def checkpoint_activations_(policy: Any) -> None:
+    """Keep only the inputs of each layer and compute the rest again in backward."""
+    options = {"use_reentrant": False}  # the reentrant kind would run the hooks of sketches twice
+    if hasattr(policy, "activation_checkpointing_enable"):
+        policy.activation_checkpointing_enable(options)
+    else:  # transformers before 5.2x
+        policy.gradient_checkpointing_enable(options)
+
+
 def freeze_(policy: nn.Module, targets: Sequence[str], *, train_others: bool) -> None:
     """Leave a gradient to the targets' weights, and to all others where `train_others`."""
     trained = {id(module.weight) for module in find_targets(policy, targets).values()}

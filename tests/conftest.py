@@ -49,11 +49,15 @@ class Pair(nn.Module):
         return self.o_proj(torch.tanh(self.q_proj(x)))
 
 
-@pytest.fixture
-def pair() -> Pair:
+def make_pair() -> Pair:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return Pair()
+
+
+@pytest.fixture
+def pair() -> Pair:
+    return make_pair()
 
 
 def write_sums(path: Path, rows: int) -> str:

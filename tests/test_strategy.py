@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from torch.utils.data import DataLoader
 
 from logra_lightning import RelativeRowAdam, SketchAccumulation, SketchStrategy
-from tests.conftest import Pair
+from tests.conftest import make_pair
 
 
 class Own(LightningModule):
@@ -21,7 +21,7 @@ class Own(LightningModule):
     def __init__(self, steps_per_batch: int = 1, automatic: bool = False) -> None:
         super().__init__()
         self.automatic_optimization = automatic
-        self.net = Pair()
+        self.net = make_pair()
         self.steps_per_batch = steps_per_batch
         self.seen: list[tuple[int, int, torch.Tensor]] = []
 
@@ -122,7 +122,7 @@ def test_frozen_copies_are_not_sketched(tmp_path: Path) -> None:
     class WithReference(Own):
         def __init__(self) -> None:
             super().__init__()
-            self.reference = Pair().requires_grad_(False)
+            self.reference = make_pair().requires_grad_(False)
             self.names: list[str] = []
 
         def on_train_start(self) -> None:

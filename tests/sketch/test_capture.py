@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
+from logra_lightning.policy import checkpoint_activations_
 from logra_lightning.sketch import (
     SketchBank,
     SketchCapture,
@@ -70,7 +71,7 @@ def test_sketch_is_the_dense_gradient_times_the_projection(
     bank, _ = sketching(llama, entries=entries)
     if checkpointing:
         llama.train()
-        llama.gradient_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations_(llama)
     for part in tokens.chunk(microbatches):
         loss_of(llama, part).backward()
     assert_sketches_are(bank, gradients, 1e-5)
@@ -116,7 +117,7 @@ def test_checkpointing_keeps_no_projected_input_of_the_first_forward(
 ) -> None:
     _bank, _ = sketching(llama, rank=13)
     llama.train()
-    llama.gradient_checkpointing_enable({"use_reentrant": False})
+    checkpoint_activations_(llama)
     kept: list[tuple[int, ...]] = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda t: (kept.append(tuple(t.shape)), t)[1], lambda t: t
