@@ -104,6 +104,7 @@ class LograCLI(LightningCLI):
             trainer_defaults=_TRAINER_DEFAULTS,
             seed_everything_default=0,
             parser_class=Parser,
+            parser_kwargs={"prog": "python -m logra_lightning"},
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,

@@ -53,7 +53,7 @@ def load_policy(path: str, **kwargs: Any) -> nn.Module:
 
 def checkpoint_activations_(policy: Any) -> None:
     """Keep only the inputs of each layer and compute the rest again in backward."""
-    options = {"use_reentrant": False}  # the reentrant kind would run the hooks of sketches twice
+    options = {"use_reentrant": False}  # the other kind gives no gradient below frozen embeddings
     if hasattr(policy, "activation_checkpointing_enable"):
         policy.activation_checkpointing_enable(options)
     else:  # transformers before 5.2x
