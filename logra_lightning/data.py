@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ Message = dict[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
 
-class TokenizedDataModule(LightningDataModule):
+class TokenizedDataModule(LightningDataModule, ABC):
     """Tokenization and loaders; a subclass says where the rows come from.
 
     Args:
@@ -66,9 +67,9 @@ class TokenizedDataModule(LightningDataModule):
         self.train: TokenizedPrompts | None = None
         self.val: TokenizedPrompts | None = None
 
+    @abstractmethod
     def load_rows(self) -> tuple[Rows, Rows]:
         """Training and validation rows."""
-        raise NotImplementedError
 
     def setup(self, stage: str) -> None:
         if self.train is not None:

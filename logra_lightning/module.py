@@ -40,8 +40,15 @@ from logra_lightning.policy import (
     pad_token_id,
     stop_token_ids,
 )
-from logra_lightning.rewards import Reward, check_columns, score
-from logra_lightning.rollout import Engine, TorchEngine, collect, pack, rollout_stats
+from logra_lightning.rewards import Reward, check_columns
+from logra_lightning.rollout import (
+    Engine,
+    TorchEngine,
+    collect,
+    evaluate,
+    pack,
+    rollout_stats,
+)
 from logra_lightning.seeding import derive_seed
 from logra_lightning.sketch import (
     DEFAULT_TARGETS,
@@ -275,34 +282,14 @@ class PolicyModule(LightningModule):
 
     def predict_step(self, prompts: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """One completion per prompt with its reward, as plain values."""
-        groups = self._ready_engine().generate(
-            prompts.prompt_ids,
-            self.eval_sampling,
-            num_completions=1,
+        return evaluate(
+            prompts,
+            engine=self._ready_engine(),
+            decode=self._decode,
+            rewards=self.rewards,
+            sampling=self.eval_sampling,
             seed=self._seed("eval", batch_idx),
         )
-        completions = [group[0] for group in groups]
-        completion_ids = [completion.token_ids for completion in completions]
-        texts = self._decode(completion_ids)
-        total, _ = score(self.rewards, prompts, texts, completion_ids)
-        return [
-            {
-                "row": row,
-                "prompt": prompt,
-                "completion": text,
-                "reward": reward,
-                "length": len(completion.token_ids),
-                "truncated": completion.truncated,
-            }
-            for row, prompt, text, reward, completion in zip(
-                prompts.rows,
-                self._decode(prompts.prompt_ids),
-                texts,
-                total.tolist(),
-                completions,
-                strict=True,
-            )
-        ]
 
     # Set-up.
 

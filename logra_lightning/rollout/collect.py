@@ -1,8 +1,9 @@
-"""`collect`: prompts to rollouts, by the engine, the rewards and the advantage."""
+"""Prompts to scored completions: `collect` for training, `evaluate` for looking."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from logra_lightning.objective.advantage import Advantage
 from logra_lightning.rewards.reward import Reward, score
@@ -48,3 +49,50 @@ def collect(
         advantages=advantage(total.view(len(prompts), group_size)).reshape(-1),
         num_completion_tokens=sum(map(len, completion_ids)),
     )
+
+
+def evaluate(
+    prompts: PromptBatch,
+    *,
+    engine: Engine,
+    decode: Callable[[Sequence[list[int]]], list[str]],
+    rewards: Sequence[Reward],
+    sampling: SamplingParams,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """One completion per prompt with its reward, as plain values.
+
+    Args:
+        prompts: P prompts.
+        engine: samples the completions.
+        decode: lists of token ids to texts without special tokens.
+        rewards: terms of the reward.
+        sampling: how to draw.
+        seed: for the engine.
+
+    Returns:
+        P rows of `row`, `prompt`, `completion`, `reward`, `length` (tokens) and `truncated`.
+    """
+    groups = engine.generate(prompts.prompt_ids, sampling, num_completions=1, seed=seed)
+    completions = [completion for (completion,) in groups]
+    completion_ids = [completion.token_ids for completion in completions]
+    texts = decode(completion_ids)
+    total, _ = score(rewards, prompts, texts, completion_ids)
+    return [
+        {
+            "row": row,
+            "prompt": prompt,
+            "completion": text,
+            "reward": reward,
+            "length": len(completion.token_ids),
+            "truncated": completion.truncated,
+        }
+        for row, prompt, text, reward, completion in zip(
+            prompts.rows,
+            decode(prompts.prompt_ids),
+            texts,
+            total.tolist(),
+            completions,
+            strict=True,
+        )
+    ]

@@ -9,7 +9,7 @@ from torch import nn
 
 from logra_lightning.objective import GRPO
 from logra_lightning.rewards import Reward, exact_match
-from logra_lightning.rollout import collect
+from logra_lightning.rollout import collect, evaluate
 from logra_lightning.types import Completion, PromptBatch, SamplingParams
 
 
@@ -18,7 +18,7 @@ class Scripted:
 
     def __init__(self, groups: list[list[list[int]]]) -> None:
         self.groups = groups
-        self.asked: list[object] = []
+        self.asked: list[tuple] = []
 
     def start(self, policy: nn.Module, stop_token_ids: Sequence[int]) -> None: ...
 
@@ -62,3 +62,22 @@ def test_groups_stand_together_and_rewards_see_their_own_row() -> None:
     assert rollouts.advantages.sign().tolist() == [1, -1, 1, -1]
     assert rollouts.num_completion_tokens == 1 + 3 + 1 + 2
     assert rollouts.truncated.tolist() == [False, True, False, False]
+
+
+def test_evaluation_rows_hold_plain_values() -> None:
+    engine = Scripted([[[7]], [[7, 7, 7]]])
+    rows = evaluate(
+        PromptBatch([[1], [2, 2]], {"answer": ["7", "8"]}, [5, 6]),
+        engine=engine,
+        decode=lambda ids: [str(i[0]) for i in ids],
+        rewards=[Reward(exact_match)],
+        sampling=SamplingParams(3, temperature=0.0),
+        seed=1,
+    )
+    assert rows == [
+        {"row": 5, "prompt": "1", "completion": "7", "reward": 1.0}
+        | {"length": 1, "truncated": False},
+        {"row": 6, "prompt": "2", "completion": "7", "reward": 0.0}
+        | {"length": 3, "truncated": True},
+    ]
+    assert engine.asked[0][2:] == (1, 1)
