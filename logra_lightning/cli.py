@@ -104,7 +104,10 @@ class LograCLI(LightningCLI):
             trainer_defaults=_TRAINER_DEFAULTS,
             seed_everything_default=0,
             parser_class=Parser,
-            parser_kwargs={"prog": "python -m logra_lightning"},
+            parser_kwargs={
+                "prog": "python -m logra_lightning",
+                "description": "RL post-training of language models with gradient sketches.",
+            },
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,

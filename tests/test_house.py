@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,9 @@ def test_every_source_file_has_a_test_file() -> None:
 def test_plain_callbacks_package_refuses_to_be_imported() -> None:
     with pytest.raises(ImportError, match="import logra_lightning.callbacks"):
         __import__("callbacks")
+
+
+def test_importing_the_package_loads_neither_vllm_nor_datasets() -> None:
+    code = "import sys, logra_lightning; print(sorted({'vllm', 'datasets'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]", done.stderr
