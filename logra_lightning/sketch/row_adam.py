@@ -173,23 +173,21 @@ class RowAdam(torch.optim.Optimizer):
 
     def _grad_norm(self, squares: dict[str, Tensor]) -> float:
         """Norm of the whole gradient; raises when a part of it is not finite."""
-        dense = {
-            f"dense parameter of shape {list(p.shape)}": p.grad.to(torch.float64).square().sum()
-            for group in self.param_groups[1:]
-            for p in group["params"]
-            if p.grad is not None
-        }
-        parts = {name: s.sum() for name, s in squares.items()} | dense
-        totals = torch.stack([part.to(self.sketches.flat.device) for part in parts.values()])
-        if not torch.isfinite(totals).all():
-            bad = [
-                name for name, x in zip(parts, totals.tolist(), strict=True) if not math.isfinite(x)
-            ]
+        names = list(squares)
+        parts = [square.sum() for square in squares.values()]
+        for group in self.param_groups[1:]:
+            for i, param in enumerate(group["params"]):
+                if param.grad is not None:
+                    names.append(f"dense parameter {i} of shape {list(param.shape)}")
+                    parts.append(param.grad.to(torch.float64).square().sum())
+        totals = torch.stack([part.to(self.sketches.flat.device) for part in parts]).tolist()
+        bad = [name for name, x in zip(names, totals, strict=True) if not math.isfinite(x)]
+        if bad:
             raise FloatingPointError(
                 f"the gradient of step {self.sketches.step} is not finite in {len(bad)} of "
                 f"{len(parts)} weights, first in {bad[0]!r}; nothing was updated"
             )
-        return math.sqrt(totals.sum().item())
+        return math.sqrt(sum(totals))
 
     def _clip(self, grad_norm: float) -> float:
         if self.max_grad_norm is None or grad_norm <= self.max_grad_norm:

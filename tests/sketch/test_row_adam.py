@@ -227,6 +227,18 @@ def test_clipping_scales_the_gradient_of_all_weights(pair: Pair) -> None:
         )
 
 
+def test_dense_weights_of_the_same_shape_all_count(pair: Pair) -> None:
+    bank, _ = setup(pair)
+    twins = [nn.Parameter(torch.zeros(3)) for _ in range(2)]
+    optimizer = RowAdam([*pair.parameters(), *twins], bank)
+    twins[0].grad, twins[1].grad = torch.tensor([3.0, 0, 0]), torch.tensor([0, 4.0, 0])
+    assert optimizer.propose().grad_norm == pytest.approx(5.0)
+    optimizer.proposal = None
+    twins[0].grad[1] = math.nan
+    with pytest.raises(FloatingPointError, match=r"1 of 4 weights, first in 'dense parameter 1 of"):
+        optimizer.propose()
+
+
 def test_dense_weights_are_trained_by_adamw_in_the_same_step(pair: Pair) -> None:
     bank, _ = setup(pair)
     options = AdamWOptions(lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
