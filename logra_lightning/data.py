@@ -333,8 +333,7 @@ class ReasoningGymDataModule(TokenizedDataModule):
         if abs(self.seed - val_seed) < max(size, val_size):
             raise ValueError(
                 f"seed={self.seed} and val_seed={val_seed} of data.init_args are closer than "
-                f"size={size}, "
-                f"so validation would repeat training prompts: set them further apart"
+                f"size={size}, so validation would repeat training prompts: set them further apart"
             )
         self.tasks = tasks
         self.size = size

@@ -7,8 +7,7 @@ sums after each optimizer step. It works with any `LightningModule` in manual op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,10 +15,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import CheckpointIO, Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy, StrategyRegistry
-from torch import nn
 from torch.optim import Optimizer
 
-from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, check_rank, find_targets
+from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, find_targets
 from logra_lightning.sketch.capture import SketchCapture
 from logra_lightning.sketch.projection import gaussian, rademacher
 from logra_lightning.sketch.row_adam import RowAdam
@@ -42,7 +40,6 @@ class SketchMixin(Strategy):
     projection: Literal["rademacher", "gaussian"]
     sketches: SketchBank | None = None
     _capture: SketchCapture | None = None
-    _targets: Mapping[str, nn.Linear] = MappingProxyType({})
 
     def connect(self, model: LightningModule) -> None:
         """Refuse what cannot work while nothing has been set up yet."""
@@ -61,31 +58,25 @@ class SketchMixin(Strategy):
                 f"{self.precision_plugin.precision}"
             )
 
-    def model_to_device(self) -> None:
-        super().model_to_device()  # type: ignore[safe-super]
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Freeze and hook the targets, then let the module configure its optimizer."""
         modules = find_targets(self._module, self.targets)
         # A frozen copy, such as a reference model, is none of our business.
-        self._targets = {name: m for name, m in modules.items() if m.weight.requires_grad}
-        if not self._targets:
+        modules = {name: m for name, m in modules.items() if m.weight.requires_grad}
+        if not modules:
             raise ValueError(
                 f"all weights called {', '.join(self.targets)} are frozen: leave "
                 f"requires_grad=True on those to sketch"
             )
-        check_rank(self._targets, self.rank)
-        for module in self._targets.values():
-            module.weight.requires_grad_(False)
-
-    def setup_optimizers(self, trainer: Trainer) -> None:
-        """Hook the targets, then let the module configure its optimizer."""
-        self._remove_capture()  # of a fit that was interrupted
-        entries = {"rademacher": rademacher, "gaussian": gaussian}[self.projection]
         self.sketches = SketchBank(
-            dict(self._targets),
+            modules,
             self.rank,
             seed=self.projection_seed,
-            entries=entries,
+            entries={"rademacher": rademacher, "gaussian": gaussian}[self.projection],
             device=self.root_device,
         )
+        for sketch in self.sketches:
+            sketch.module.weight.requires_grad_(False)
         self._capture = SketchCapture(self.sketches)
         super().setup_optimizers(trainer)
         optimizers = trainer.optimizers
@@ -118,17 +109,14 @@ class SketchMixin(Strategy):
         return result
 
     def teardown(self) -> None:
-        self._remove_capture()
-        for module in self._targets.values():
-            module.weight.requires_grad_(True)
-        self._targets = {}
-        super().teardown()
-
-    def _remove_capture(self) -> None:
+        """Leave the module as it was."""
         if self._capture is not None:
             self._capture.remove()
+        for sketch in self.sketches or ():
+            sketch.module.weight.requires_grad_(True)
         self._capture = None
         self.sketches = None
+        super().teardown()
 
     @property
     def _module(self) -> LightningModule:

@@ -83,6 +83,18 @@ def test_hooks_are_gone_afterwards(tmp_path: Path) -> None:
     assert all(p.requires_grad for p in module.parameters())
 
 
+def test_a_fit_that_failed_leaves_the_module_as_it_was(tmp_path: Path) -> None:
+    class Failing(Own):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            raise RuntimeError("stopped")
+
+    module = Failing()
+    with pytest.raises(RuntimeError, match="stopped"):
+        run(module, tmp_path)
+    assert not module.net.q_proj._forward_hooks
+    assert all(p.requires_grad for p in module.parameters())
+
+
 def test_without_the_callback_it_says_so_before_the_first_batch(tmp_path: Path) -> None:
     module = Own()
     with pytest.raises(RuntimeError, match="add the SketchAccumulation callback"):

@@ -62,7 +62,8 @@ def _microbatch(
         input_ids[row, :end] = torch.tensor(prompt + completion, dtype=torch.int64)
         mask[row, len(prompt) : end] = True
     logprobs = [rollouts.completions[i].logprobs for i in chosen]
-    advantages = rollouts.advantages[chosen].repeat_interleave(rollouts.lengths[chosen])
+    # In the order of the mask: row by row, as many as each row trains.
+    advantages = rollouts.advantages[chosen].repeat_interleave(mask.sum(dim=1))
     return Microbatch(
         input_ids=input_ids.to(device),
         completion_mask=mask.to(device),
