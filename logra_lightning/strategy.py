@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, find_targets
 from logra_lightning.sketch.capture import SketchCapture
-from logra_lightning.sketch.projection import gaussian, rademacher
 from logra_lightning.sketch.row_adam import RowAdam
 
 _SUPPORTED_PRECISION = ("32-true", "bf16-mixed", "bf16-true")
@@ -72,7 +71,7 @@ class SketchMixin(Strategy):
             modules,
             self.rank,
             seed=self.projection_seed,
-            entries={"rademacher": rademacher, "gaussian": gaussian}[self.projection],
+            projection=self.projection,
             device=self.root_device,
         )
         for sketch in self.sketches:

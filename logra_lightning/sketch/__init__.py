@@ -7,7 +7,8 @@ S = H^T X A^T [d, r] sketch, v [d] row moment, D [d, r] direction. Source: arXiv
 from logra_lightning.sketch.adamw import AdamWOptions
 from logra_lightning.sketch.bank import DEFAULT_TARGETS, Sketch, SketchBank, find_targets
 from logra_lightning.sketch.capture import SketchCapture
-from logra_lightning.sketch.factors import Factors, merge_
+from logra_lightning.sketch.factors import Factors
+from logra_lightning.sketch.merge import merge_
 from logra_lightning.sketch.projection import gaussian, rademacher
 from logra_lightning.sketch.row_adam import Proposal, RelativeRowAdam, RowAdam
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from logra_lightning.sketch.projection import Entries, canonical_name, projection_key, rademacher
+from logra_lightning.sketch.projection import PROJECTIONS, canonical_name, projection_key
 
 DEFAULT_TARGETS = (
     "q_proj",
@@ -124,7 +124,7 @@ class SketchBank:
         modules: canonical name to linear layer, from `find_targets`.
         rank: r, columns of every sketch.
         seed: base seed of the projections.
-        entries: `rademacher` or `gaussian`.
+        projection: `rademacher` or `gaussian`.
         device: where sketches and projections live.
 
     Attributes:
@@ -142,7 +142,7 @@ class SketchBank:
         rank: int,
         *,
         seed: int = 0,
-        entries: Entries = rademacher,
+        projection: str = "rademacher",
         device: torch.device,
     ) -> None:
         check_rank(modules, rank)
@@ -150,8 +150,7 @@ class SketchBank:
         self.seed = seed
         self.refresh_every = 1
         self.step: int | None = None
-        self._entries = entries
-        self.projection = getattr(entries, "__name__", type(entries).__name__)
+        self.projection = projection
         self.draw = -1
         sizes = [m.out_features * rank for m in modules.values()]
         self.flat = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
@@ -179,7 +178,7 @@ class SketchBank:
         if draw != self.draw:
             for sketch in self:
                 key = projection_key(self.seed, draw, sketch.name)
-                sketch.entries = self._entries(
+                sketch.entries = PROJECTIONS[self.projection](
                     key, self.rank, sketch.module.in_features, device=self.flat.device
                 )
             self.draw = draw

@@ -18,13 +18,21 @@ def split(master: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         master: fp32, any shape.
     """
+    weight = torch.empty_like(master, dtype=torch.bfloat16)
+    residual = torch.empty_like(master, dtype=torch.int16)
+    split_(master.clone(), weight, residual)
+    return weight, residual
+
+
+def split_(master: Tensor, weight: Tensor, residual: Tensor) -> None:
+    """As `split`, into the given tensors; `master` is used up."""
     bits = master.view(torch.int32)
-    high = (bits + 0x8000) >> 16
-    residual = (bits - (high << 16)).to(torch.int16)
-    return high.to(torch.int16).view(torch.bfloat16), residual
+    residual.copy_(bits)  # keeps the low 16 bits
+    bits.add_(0x8000).bitwise_right_shift_(16)
+    weight.view(torch.int16).copy_(bits)
 
 
 def join(weight: Tensor, residual: Tensor) -> Tensor:
     """The fp32 master of a bf16 weight and its int16 residual; the inverse of `split`."""
-    high = weight.view(torch.int16).to(torch.int32) << 16
-    return (high + residual.to(torch.int32)).view(torch.float32)
+    bits = weight.view(torch.int16).to(torch.int32)
+    return bits.bitwise_left_shift_(16).add_(residual.to(torch.int32)).view(torch.float32)

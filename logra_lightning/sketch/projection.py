@@ -92,3 +92,6 @@ def gaussian(key: int, rank: int, in_features: int, *, device: torch.device) -> 
     radius = uniform[:, :in_features].log().mul_(-2.0).sqrt_()
     angle = uniform[:, in_features:] * (2.0 * math.pi)
     return (radius * angle.cos()).to(dtype=torch.float32, device=device)
+
+
+PROJECTIONS: dict[str, Entries] = {"rademacher": rademacher, "gaussian": gaussian}

@@ -18,7 +18,8 @@ from torch.nn import Parameter
 
 from logra_lightning.sketch.adamw import AdamWOptions, adamw_state, adamw_step_
 from logra_lightning.sketch.bank import Sketch, SketchBank
-from logra_lightning.sketch.factors import Factors, merge_
+from logra_lightning.sketch.factors import Factors
+from logra_lightning.sketch.merge import merge_
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class RowAdam(torch.optim.Optimizer):
     Attributes:
         step_scale: multiplies the next step; 1 unless set while it is pending.
         last_step_scale: of the last step; 0 where the gradient was zero.
-        factors: what the last step merged into the sketched weights, None where nothing.
+        factors: what the last step merged into the sketched weights; see `take_factors`.
 
     Raises:
         ValueError: a value out of range, or no parameter of the bank among `params`.
@@ -211,8 +212,8 @@ class RowAdam(torch.optim.Optimizer):
                     result = closure()
         finally:
             self.proposal = None
+        self.factors = self._merge(proposal)
         if not proposal.is_zero:
-            self.factors = self._merge(proposal)
             for group in self.param_groups[1:]:
                 adamw_step_(group, self.state, self._clip(proposal.grad_norm))
         self.last_step_scale = 0.0 if proposal.is_zero else self.step_scale
@@ -223,7 +224,7 @@ class RowAdam(torch.optim.Optimizer):
         bank = self.sketches
         directions = {}
         decay = 1.0 - self.step_scale * proposal.decay_rate
-        for sketch in bank:
+        for sketch in () if proposal.is_zero else bank:
             param = sketch.module.weight
             state = self.state[param]
             # Rounded before the merge, so that engines can do exactly the same with what they get.
@@ -233,7 +234,16 @@ class RowAdam(torch.optim.Optimizer):
             state["step"] += 1
             directions[sketch.name] = direction
         assert bank.step is not None
-        return Factors(bank.step, bank.seed, bank.draw, bank.rank, decay, directions)
+        return Factors(bank.step, bank.seed, bank.draw, bank.projection, decay, directions)
+
+    def take_factors(self) -> Factors | None:
+        """What the last step merged, given away once; None before the first step."""
+        factors, self.factors = self.factors, None
+        return factors
+
+    def residual(self, weight: Tensor) -> Tensor | None:
+        """[d, k] int16, what a sketched bf16 weight lacks of its fp32 master; None for fp32."""
+        return self.state[weight].get("residual")
 
     def state_dict(self) -> dict[str, Any]:
         """As torch has it, with what the row moments depend on."""

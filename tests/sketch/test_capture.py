@@ -15,10 +15,7 @@ from logra_lightning.sketch import (
     SketchBank,
     SketchCapture,
     find_targets,
-    gaussian,
-    rademacher,
 )
-from logra_lightning.sketch.projection import Entries
 from tests.conftest import Pair, make_llama
 
 CPU = torch.device("cpu")
@@ -42,12 +39,12 @@ def dense_gradients(model: LlamaForCausalLM, tokens: Tensor) -> dict[str, Tensor
 
 
 def sketching(
-    model: LlamaForCausalLM, rank: int = 16, entries: Entries = rademacher
+    model: LlamaForCausalLM, rank: int = 16, projection: str = "rademacher"
 ) -> tuple[SketchBank, SketchCapture]:
     modules = find_targets(model)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    bank = SketchBank(modules, rank, seed=5, entries=entries, device=CPU)
+    bank = SketchBank(modules, rank, seed=5, projection=projection, device=CPU)
     bank.begin_step(2)
     return bank, SketchCapture(bank)
 
@@ -60,15 +57,15 @@ def assert_sketches_are(bank: SketchBank, gradients: dict[str, Tensor], toleranc
         assert error < tolerance, sketch.name
 
 
-@pytest.mark.parametrize("entries", [rademacher, gaussian])
+@pytest.mark.parametrize("projection", ["rademacher", "gaussian"])
 @pytest.mark.parametrize("microbatches", [1, 3])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_sketch_is_the_dense_gradient_times_the_projection(
-    llama: LlamaForCausalLM, entries: Entries, microbatches: int, checkpointing: bool
+    llama: LlamaForCausalLM, projection: str, microbatches: int, checkpointing: bool
 ) -> None:
     tokens = tokens_of(6)
     gradients = dense_gradients(llama, tokens)
-    bank, _ = sketching(llama, entries=entries)
+    bank, _ = sketching(llama, projection=projection)
     if checkpointing:
         llama.train()
         checkpoint_activations_(llama)
@@ -170,7 +167,7 @@ def test_what_follows_may_change_the_output_in_place_and_inputs_may_have_names()
 def test_gaussian_entries_are_not_rounded(dtype: torch.dtype) -> None:
     layers = torch.nn.ModuleDict({"up_proj": torch.nn.Linear(64, 4, bias=False, dtype=dtype)})
     layers.requires_grad_(False)
-    bank = SketchBank(find_targets(layers, ["up_proj"]), 8, entries=gaussian, device=CPU)
+    bank = SketchBank(find_targets(layers, ["up_proj"]), 8, projection="gaussian", device=CPU)
     bank.begin_step(0)
     SketchCapture(bank)
     x = torch.eye(64, dtype=dtype)  # so that X A^T is A^T itself
