@@ -5,16 +5,20 @@ if __name__ == "callbacks":
     # a second time.
     raise ImportError("import logra_lightning.callbacks instead of callbacks")
 
+from logra_lightning.callbacks.engine_check import EngineCheck
 from logra_lightning.callbacks.run_summary import RunSummary
 from logra_lightning.callbacks.sketch_accumulation import SketchAccumulation
 from logra_lightning.callbacks.step_checkpoint import StepCheckpoint
 from logra_lightning.callbacks.step_progress import StepProgressBar
 from logra_lightning.callbacks.validate_at_ends import ValidateAtEnds
+from logra_lightning.callbacks.weight_sync import WeightSync
 
 __all__ = [
+    "EngineCheck",
     "RunSummary",
     "SketchAccumulation",
     "StepCheckpoint",
     "StepProgressBar",
     "ValidateAtEnds",
+    "WeightSync",
 ]

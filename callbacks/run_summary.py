@@ -54,6 +54,8 @@ class RunSummary(Callback):
         if self._step_s:
             median = statistics.median(self._step_s)
             lines.append(f"seconds per step: {median:.2f} (median of {len(self._step_s)})")
+        told = [getattr(callback, "summary", str)() for callback in trainer.callbacks]  # type: ignore[attr-defined]
+        lines += [line for line in told if line]
         saved = getattr(trainer.checkpoint_callback, "last_model_path", "") or getattr(
             trainer.checkpoint_callback, "best_model_path", ""
         )

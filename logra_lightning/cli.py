@@ -24,17 +24,21 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
 from logra_lightning.callbacks import (
+    EngineCheck,
     RunSummary,
     SketchAccumulation,
     StepCheckpoint,
     StepProgressBar,
     ValidateAtEnds,
+    WeightSync,
 )
 from logra_lightning.module import PolicyModule
 
 # Attached in this order, each with a switch `enabled`.
 _CALLBACKS: dict[str, type[Callback]] = {
     "sketch_accumulation": SketchAccumulation,
+    "weight_sync": WeightSync,
+    "engine_check": EngineCheck,
     "validate_at_ends": ValidateAtEnds,
     "run_summary": RunSummary,
 }
@@ -185,7 +189,7 @@ def main() -> None:
     """
     try:
         LograCLI()
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, RuntimeError) as error:
         if os.environ.get("LOGRA_TRACEBACK") or not _is_ours(error):
             raise
         sys.exit(f"error: {error}")

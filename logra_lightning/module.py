@@ -6,6 +6,8 @@ are updated by their sketches, with any other they are trained densely by AdamW.
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +46,7 @@ from logra_lightning.rewards import Reward, check_columns
 from logra_lightning.rollout import (
     Engine,
     TorchEngine,
+    VLLMEngine,
     collect,
     evaluate,
     pack,
@@ -76,7 +79,7 @@ class PolicyModule(LightningModule):
         success_reward: a validation completion with at least this reward counts as a success.
         advantage: rewards of a group to advantages.
         loss: policy-gradient loss.
-        engine: what samples; `TorchEngine` when left out.
+        engine: what samples; `VLLMEngine` when left out and vLLM is installed, else `TorchEngine`.
         optimizer: rule for the sketched weights: `RelativeRowAdam` (the paper's) or `RowAdam`.
         adamw: options for what AdamW trains: all trained weights without sketches, those of
             `train_others` with them.
@@ -126,7 +129,7 @@ class PolicyModule(LightningModule):
         self.success_reward = success_reward
         self.advantage = advantage or GRPO()
         self.loss = loss or ClippedPolicyGradient()
-        self.engine = engine or TorchEngine()
+        self.engine: Engine = engine or _default_engine()
         self.optimizer = optimizer
         self.adamw = adamw
         self.lr_scheduler = lr_scheduler
@@ -176,6 +179,7 @@ class PolicyModule(LightningModule):
     def training_step(self, prompts: PromptBatch, batch_idx: int) -> None:
         with self._phase("rollout"):
             rollouts = self.collect(prompts)
+            self.engine.sleep()
         totals: dict[str, Tensor] = {}
         with self._phase("train"):
             for microbatch in self.pack(rollouts):
@@ -189,10 +193,21 @@ class PolicyModule(LightningModule):
         self._log_step(rollouts, totals)
 
     def collect(self, prompts: PromptBatch) -> Rollouts:
-        """Completions of `prompts`, scored: engine, rewards, advantages; no gradient."""
+        """Completions of `prompts`, scored: engine, rewards, advantages; no gradient.
+
+        Raises:
+            RuntimeError: the engine samples from an older policy than the one being trained.
+        """
+        engine = self.ready_engine()
+        if engine.policy_version not in (None, self.global_step):
+            raise RuntimeError(
+                f"{type(engine).__name__} samples from policy version {engine.policy_version}, but "
+                f"{self.global_step} steps have been made: add the WeightSync callback "
+                f"(logra_lightning.callbacks); on the command line, weight_sync.enabled=true"
+            )
         return collect(
             prompts,
-            engine=self._ready_engine(),
+            engine=engine,
             decode=self._decode,
             rewards=self.rewards,
             advantage=self.advantage,
@@ -284,7 +299,7 @@ class PolicyModule(LightningModule):
         """One completion per prompt with its reward, as plain values."""
         return evaluate(
             prompts,
-            engine=self._ready_engine(),
+            engine=self.ready_engine(),
             decode=self._decode,
             rewards=self.rewards,
             sampling=self.eval_sampling,
@@ -321,7 +336,7 @@ class PolicyModule(LightningModule):
                 longest_prompt,
                 self.sampling.max_tokens,
                 self.eval_sampling.max_tokens,
-                context_length(self.policy),
+                min(context_length(self.policy), self.engine.max_model_len or sys.maxsize),
                 self.max_tokens_per_microbatch,
             )
         targets = getattr(self.trainer.strategy, "targets", DEFAULT_TARGETS)
@@ -381,7 +396,8 @@ class PolicyModule(LightningModule):
         self.engine.close()
         self._engine_started = False
 
-    def _ready_engine(self) -> Engine:
+    def ready_engine(self) -> Engine:
+        """The engine, started with the policy as it stands when it is first asked for."""
         if not self._engine_started:
             assert self.policy is not None
             self.engine.start(self.policy, stop_token_ids(self.policy, self.tokenizer))
@@ -406,6 +422,13 @@ class PolicyModule(LightningModule):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._phase_s[name] = time.perf_counter() - start
+
+
+def _default_engine() -> Engine:
+    if importlib.util.find_spec("vllm") is not None:
+        return VLLMEngine()
+    rank_zero_info("vLLM is not installed: TorchEngine samples the completions.")
+    return TorchEngine()
 
 
 def _add_(totals: dict[str, Tensor], stats: dict[str, Tensor]) -> None:

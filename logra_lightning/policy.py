@@ -99,15 +99,16 @@ def check_lengths(
         longest_prompt: tokens of the longest prompt.
         max_tokens: tokens of the longest training completion.
         eval_max_tokens: tokens of the longest validation completion.
-        context: most tokens that the model can read.
+        context: most tokens that the model and the engine can read.
         max_tokens_per_microbatch: padded tokens of one forward and backward pass.
     """
     total = longest_prompt + max(max_tokens, eval_max_tokens)
     if total > context:
         raise ValueError(
             f"the longest prompt has {longest_prompt} tokens and completions up to "
-            f"{max(max_tokens, eval_max_tokens)}, {total} in all, but the model's context is "
-            f"{context}: lower model.sampling.max_tokens or data.init_args.max_prompt_tokens"
+            f"{max(max_tokens, eval_max_tokens)}, {total} in all, but the model and its engine "
+            f"take {context}: lower model.sampling.max_tokens or data.init_args.max_prompt_tokens, "
+            f"or raise model.engine.init_args.max_model_len where that is set"
         )
     total = longest_prompt + max_tokens
     if total > max_tokens_per_microbatch:

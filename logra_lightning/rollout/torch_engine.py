@@ -31,6 +31,8 @@ class TorchEngine:
         if max_num_seqs < 1:
             raise ValueError(f"max_num_seqs must be at least 1, got {max_num_seqs}")
         self.max_num_seqs = max_num_seqs
+        self.policy_version: int | None = None
+        self.max_model_len: int | None = None
         self._policy: nn.Module | None = None
         self._stop_token_ids: list[int] = []
 
@@ -41,6 +43,9 @@ class TorchEngine:
         # Renamed in transformers 5.2x.
         parameters = inspect.signature(policy.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+
+    def sleep(self) -> None:
+        """Nothing is held between calls."""
 
     def close(self) -> None:
         """Let go of the policy."""

@@ -241,6 +241,10 @@ class RowAdam(torch.optim.Optimizer):
         factors, self.factors = self.factors, None
         return factors
 
+    def sketched_names(self) -> dict[Tensor, str]:
+        """Each sketched weight to the name that fixes its projection."""
+        return {sketch.module.weight: sketch.name for sketch in self.sketches}
+
     def residual(self, weight: Tensor) -> Tensor | None:
         """[d, k] int16, what a sketched bf16 weight lacks of its fp32 master; None for fp32."""
         return self.state[weight].get("residual")
