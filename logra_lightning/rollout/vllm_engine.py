@@ -58,6 +58,8 @@ class VLLMEngine:
         ValueError: an argument that this class sets itself.
     """
 
+    _running: VLLMEngine | None = None  # the one that runs in this process
+
     def __init__(
         self,
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
@@ -94,6 +96,8 @@ class VLLMEngine:
         self._owns_process_group = False
         self._stop_token_ids: list[int] = []
         self._shapes: dict[str, list[int]] = {}
+        self._projections: dict[str, str] = {}
+        self._cache_used = False
         self._asleep: list[str] = []  # what to wake, in this order
         self._weights_lost = False
 
@@ -105,8 +109,14 @@ class VLLMEngine:
         Raises:
             ImportError: vLLM is not installed.
             ValueError: the policy's architecture or dtype cannot be served.
+            RuntimeError: another engine runs in this process.
         """
         self.close()
+        if VLLMEngine._running is not None:
+            raise RuntimeError(
+                "vLLM runs one engine per process at a time, and another VLLMEngine is running: "
+                "close it first"
+            )
         self.weight_dtype = self._choose_dtype(policy)
         self._stop_token_ids = list(stop_token_ids)
         self._owns_process_group = not torch.distributed.is_initialized()
@@ -118,6 +128,8 @@ class VLLMEngine:
             config.architectures = [type(policy).__name__]
             config.save_pretrained(folder)
             self._llm = self._make(folder)
+        if self._in_process:
+            VLLMEngine._running = self
         self.max_model_len = self._llm.llm_engine.model_config.max_model_len
         self._check_policy(policy)
         weights = (PolicyWeight(name, p.data) for name, p in _named_parameters(policy))
@@ -196,8 +208,11 @@ class VLLMEngine:
         with process_as_it_was(), default_group_kept(not self._owns_process_group):
             self._llm.llm_engine.engine_core.shutdown()
         self._llm = None
+        if VLLMEngine._running is self:
+            VLLMEngine._running = None
         self.policy_version = None
         self._asleep, self._weights_lost = [], False
+        self._projections = {}
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -212,7 +227,11 @@ class VLLMEngine:
         num_completions: int,
         seed: int,
     ) -> list[list[Completion]]:
-        """See `Engine.generate`."""
+        """See `Engine.generate`.
+
+        What comes out is a function of the weights and the arguments alone, so the prefix cache
+        serves the prompts of one call, and a call begins with an empty one.
+        """
         from vllm import SamplingParams as VLLMSamplingParams
 
         if self._llm is None:
@@ -237,11 +256,23 @@ class VLLMEngine:
             detokenize=False,
         )
         prompts = [{"prompt_token_ids": list(ids)} for ids in prompt_ids]
+        if self._cache_used:
+            self._reset_cache()
+        self._cache_used = True
         with random_state_kept():
             # Not a seed per request, which vLLM cannot do on a CPU with chunked prefill.
             self._llm.collective_rpc("logra_seed", args=(seed % (1 << 63),))
-            outputs = self._llm.generate(prompts, params, use_tqdm=False)
+            outputs = self._run(prompts, params)
         return [[_completion(c) for c in output.outputs] for output in outputs]
+
+    def _run(self, prompts: list[Any], params: Any) -> list[Any]:
+        if self._in_process:
+            return self._llm.generate(prompts, params, use_tqdm=False)
+        # Another process would begin while prompts arrive, in batches that depend on their timing.
+        self._llm.sleep(level=0)
+        self._llm.enqueue(prompts, params, use_tqdm=False)
+        self._llm.wake_up(tags=["scheduling"])
+        return self._llm.wait_for_completion(use_tqdm=False)
 
     def _check_lengths(self, prompt_ids: Sequence[list[int]], max_tokens: int) -> None:
         longest = max(map(len, prompt_ids), default=0)
@@ -260,6 +291,10 @@ class VLLMEngine:
         for message in _messages(weights, _MESSAGE_BYTES):
             self._check_names(message)
             self._call("load", message)
+            for weight in message:
+                self._projections.pop(weight.name, None)
+                if weight.projection is not None:
+                    self._projections[weight.name] = weight.projection
         self._weights_lost = False
         self.refresh(version=version)
 
@@ -275,6 +310,7 @@ class VLLMEngine:
                     f"{factors.version}: load all weights instead"
                 )
             version += 1
+            self._check_directions(factors)
         others = list(others)
         assert version is not None
         if not others and not any(factors.directions for factors in updates):
@@ -287,9 +323,13 @@ class VLLMEngine:
 
     def refresh(self, *, version: int) -> None:
         """See `SyncedEngine.refresh`."""
+        self._reset_cache()
+        self.policy_version = version
+
+    def _reset_cache(self) -> None:
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM could not reset its prefix cache, which is still in use")
-        self.policy_version = version
+        self._cache_used = False
 
     def share(self, policy: nn.Module) -> None:
         """See `SyncedEngine.share`.
@@ -354,6 +394,15 @@ class VLLMEngine:
                     f"the engine has no weight {weight.name!r} of shape {given}"
                     f"{f' but {expected}' if expected else ''}"
                 )
+
+    def _check_directions(self, factors: Factors) -> None:
+        expected, given = set(self._projections.values()), set(factors.directions)
+        if given and expected != given:
+            unknown, missing = sorted(given - expected), sorted(expected - given)
+            raise ValueError(
+                f"the factors of policy version {factors.version} do not fit the engine's weights: "
+                f"unknown {', '.join(unknown) or 'none'}; missing {', '.join(missing) or 'none'}"
+            )
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         """One answer per worker."""

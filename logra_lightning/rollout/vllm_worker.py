@@ -80,8 +80,6 @@ class WeightReceiver:
     def merge(self, updates: Sequence[Factors], others: Sequence[PolicyWeight]) -> None:
         """Merge updates into the masters in order, then write the others."""
         for factors in updates:
-            if factors.directions:
-                self._check_names(factors)
             for name, projection in self._projections.items() if factors.directions else ():
                 source = self.layout[name]
                 rows, columns = source.shape
@@ -99,15 +97,6 @@ class WeightReceiver:
                         shape=(rows, columns),
                     )
         self.load(others)
-
-    def _check_names(self, factors: Factors) -> None:
-        expected, given = set(self._projections.values()), set(factors.directions)
-        if expected != given:
-            raise ValueError(
-                f"the factors of policy version {factors.version} do not fit the engine's weights: "
-                f"unknown {sorted(given - expected) or 'none'}, missing "
-                f"{sorted(expected - given) or 'none'}"
-            )
 
     def checksums(self) -> list[tuple[str, Block, int]]:
         """Of each block that is held; of its master where there is one."""
