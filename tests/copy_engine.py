@@ -1,0 +1,68 @@
+"""An engine with weights of its own, without vLLM: a copy of the policy and our own receiver."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+
+from logra_lightning.rollout import PolicyWeight, TorchEngine
+from logra_lightning.rollout.vllm_worker import WeightReceiver
+from logra_lightning.rollout.weights import checksum
+from logra_lightning.sketch import Factors
+
+
+class CopyEngine(TorchEngine):
+    """Records what is asked of it in `calls`."""
+
+    def __init__(self, sleep: Literal["none", "kv", "weights"] = "none") -> None:
+        super().__init__()
+        self.sleep_mode: Literal["none", "kv", "weights"] = sleep
+        self.calls: list[str] = []
+        self.updates: list[list[Factors]] = []
+        self.loaded: list[list[str]] = []
+
+    def start(self, policy: nn.Module, stop_token_ids: Sequence[int]) -> None:
+        self.copy = copy.deepcopy(policy)
+        super().start(self.copy, stop_token_ids)
+        self.receiver = WeightReceiver(self.copy)
+        self.policy_version = 0
+
+    def load(self, weights: Iterable[PolicyWeight], *, version: int) -> None:
+        weights = list(weights)
+        self.receiver.load(weights)
+        self.calls.append("load")
+        self.loaded.append([weight.name for weight in weights])
+        self.policy_version = version
+
+    def merge(self, updates: Sequence[Factors], others: Iterable[PolicyWeight] = ()) -> None:
+        self.receiver.merge(updates, list(others))
+        self.calls.append("merge")
+        self.updates.append(list(updates))
+        self.policy_version = updates[-1].version + 1
+
+    def share(self, policy: nn.Module) -> None:
+        for mine, theirs in zip(self.copy.parameters(), policy.parameters(), strict=True):
+            theirs.data = mine.data
+        self.calls.append("share")
+
+    def refresh(self, *, version: int) -> None:
+        self.calls.append("refresh")
+        self.policy_version = version
+
+    def sleep(self) -> None:
+        self.calls.append("sleep")
+
+    def differing(self, weights: Iterable[PolicyWeight]) -> list[str]:
+        held = {name: value for name, _, value in self.receiver.checksums()}
+        found = {w.name: checksum(w.tensor, w.residual) for w in weights}
+        return [name for name, value in found.items() if held[name] != value]
+
+
+def disturb(engine: CopyEngine, name: str) -> None:
+    """Change one bit of the engine's weight."""
+    with torch.no_grad():
+        engine.copy.get_parameter(name).view(-1)[3].mul_(1.0078125)
