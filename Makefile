@@ -21,7 +21,7 @@ PY := $(BIN)/python
 PIP := $(PY) -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: help install quickstart test test-slow check format clean FORCE
+.PHONY: help install quickstart smollm2 test test-slow check format clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -51,6 +51,11 @@ $(STAMP): pyproject.toml Makefile
 
 quickstart: $(STAMP) ## train the tiny policy on this machine
 	$(PY) -m logra_lightning fit --config configs/quickstart.yaml $(ARGS)
+
+smollm2: $(STAMP) ## train SmolLM2-135M-Instruct on this machine, in shared mode
+	@folder=$$($(PY) examples/fetch_smollm2.py --install | tail -1) && \
+	$(PY) -m logra_lightning fit --config configs/smollm2_larger_number_cpu.yaml \
+	  --model.model="$$folder" $(ARGS)
 
 test: $(STAMP) ## all tests but the slow ones
 	$(PY) -m pytest -m "not slow" $(ARGS)

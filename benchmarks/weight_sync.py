@@ -232,7 +232,7 @@ def print_syncs(syncs: list[Row]) -> None:
         mode = row["mode"] + (f", rank {row['rank']}" if row["mode"] == "factors" else "")
         sent = "- | -" if row["bytes"] is None else f"{row['bytes']:,} | {row['ratio']:.3f}"
         seconds = statistics.median(row["seconds"])
-        print(f"| {row['model']} | {row['dtype']} | {mode} | {sent} | {seconds:.4f} |")
+        print(f"| {row['model']} | {row['dtype']} | {mode} | {sent} | {seconds:.5f} |")
 
 
 def print_rates(rates: list[Row]) -> None:

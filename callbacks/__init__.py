@@ -6,6 +6,7 @@ if __name__ == "callbacks":
     raise ImportError("import logra_lightning.callbacks instead of callbacks")
 
 from logra_lightning.callbacks.engine_check import EngineCheck
+from logra_lightning.callbacks.kl_budget import KLBudget
 from logra_lightning.callbacks.run_summary import RunSummary
 from logra_lightning.callbacks.sketch_accumulation import SketchAccumulation
 from logra_lightning.callbacks.step_checkpoint import StepCheckpoint
@@ -15,6 +16,7 @@ from logra_lightning.callbacks.weight_sync import WeightSync
 
 __all__ = [
     "EngineCheck",
+    "KLBudget",
     "RunSummary",
     "SketchAccumulation",
     "StepCheckpoint",

@@ -21,7 +21,8 @@ class SketchAccumulation(Callback):
 
     Logs `sketch/norm` (Frobenius norm of all sketches, an estimate of the gradient's),
     `sketch/zero_frac` (share of sketched weights without a gradient), `optim/grad_norm` (dense
-    weights included) and `optim/step_scale`.
+    weights included), `optim/step_scale`, and how many steps were skipped (`optim/skipped_steps`,
+    something was not finite) or rejected (`optim/rejected_steps`, the KL was too large) so far.
 
     Args:
         refresh_every: steps for which a projection holds.
@@ -73,6 +74,8 @@ class SketchAccumulation(Callback):
         for optimizer in trainer.optimizers:
             if isinstance(optimizer, RowAdam):
                 pl_module.log("optim/step_scale", optimizer.last_step_scale, prog_bar=True)
+                pl_module.log("optim/skipped_steps", float(optimizer.skipped_steps))
+                pl_module.log("optim/rejected_steps", float(optimizer.rejected_steps))
 
 
 def _sketches(trainer: Trainer) -> SketchBank | None:

@@ -25,6 +25,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from logra_lightning.callbacks import (
     EngineCheck,
+    KLBudget,
     RunSummary,
     SketchAccumulation,
     StepCheckpoint,
@@ -37,6 +38,7 @@ from logra_lightning.module import PolicyModule
 # Attached in this order, each with a switch `enabled`.
 _CALLBACKS: dict[str, type[Callback]] = {
     "sketch_accumulation": SketchAccumulation,
+    "kl_budget": KLBudget,
     "weight_sync": WeightSync,
     "engine_check": EngineCheck,
     "validate_at_ends": ValidateAtEnds,

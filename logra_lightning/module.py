@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,10 +37,12 @@ from logra_lightning.policy import (
     check_lengths,
     checkpoint_activations_,
     context_length,
+    exact_buffers,
     freeze_,
     load_policy,
     load_tokenizer,
     pad_token_id,
+    plain_attention,
     stop_token_ids,
 )
 from logra_lightning.rewards import Reward, check_columns
@@ -56,6 +59,7 @@ from logra_lightning.seeding import derive_seed
 from logra_lightning.sketch import (
     DEFAULT_TARGETS,
     AdamWOptions,
+    KLProbe,
     RelativeRowAdam,
     RowAdam,
     SketchBank,
@@ -64,6 +68,9 @@ from logra_lightning.strategy import SketchMixin, check_trainer_options
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 
 OptimizerFactory = Callable[[Iterable[Parameter], SketchBank, AdamWOptions, float | None], RowAdam]
+
+
+_PROBE_TOKENS = 2048  # padded tokens of one forward pass of the KL probe
 
 
 class PolicyModule(LightningModule):
@@ -143,6 +150,8 @@ class PolicyModule(LightningModule):
         self.policy: nn.Module | None = None
         self.tokenizer: Any = None
         self._engine_started = False
+        self._rollouts: Rollouts | None = None
+        self._mismatch: Tensor | float = 0.0
         self._phase_s: dict[str, float] = {}
         self._check_options()
 
@@ -181,11 +190,13 @@ class PolicyModule(LightningModule):
             rollouts = self.collect(prompts)
             self.engine.sleep()
         totals: dict[str, Tensor] = {}
+        self._rollouts, self._mismatch = rollouts, 0.0
         with self._phase("train"):
             for microbatch in self.pack(rollouts):
                 logprobs, entropy = self.token_logprobs(microbatch)
                 loss, stats = self.loss(logprobs, microbatch, rollouts.num_completion_tokens)
                 self.manual_backward(loss)  # capture hooks add to the sketches
+                self._mismatch += (microbatch.rollout_logprobs - logprobs.detach()).sum()
                 stats["policy/entropy"] = entropy.sum() / rollouts.num_completion_tokens
                 _add_(totals, stats)
         with self._phase("update"):
@@ -237,6 +248,37 @@ class PolicyModule(LightningModule):
             head_of(self.policy),
             temperature=microbatch.temperature,
             chunk_tokens=self.logprob_chunk_tokens,
+        )
+
+    def kl_probe(self, num_rollouts: int, max_tokens: int) -> KLProbe:
+        """A few of the batch's rollouts, for `KLBudget` to take the KL of the step on.
+
+        Args:
+            num_rollouts: spread evenly over the batch.
+            max_tokens: of prompt and completion; what is longer is cut off, but for one token.
+        """
+        policy, rollouts = self.policy, self._rollouts
+        assert policy is not None
+        assert rollouts is not None
+        head = head_of(policy)
+        microbatches = pack(
+            rollouts.spread(num_rollouts).cut(max_tokens),
+            max(_PROBE_TOKENS, max_tokens, max(map(len, rollouts.prompt_ids)) + 1),
+            pad_token_id=pad_token_id(self.tokenizer),
+            temperature=self.sampling.temperature,
+            device=self.device,
+        )
+
+        def forward(microbatch: Microbatch) -> Tensor:
+            predicts = microbatch.completion_mask[:, 1:]
+            return final_hidden(policy, microbatch.input_ids)[:, :-1][predicts]
+
+        return KLProbe(
+            model=policy,
+            forwards=[partial(forward, microbatch) for microbatch in microbatches],
+            logits=lambda hidden: head.exact_logits(hidden) / self.sampling.temperature,
+            prepared=partial(plain_attention, policy),
+            mismatch=float(self._mismatch) / rollouts.num_completion_tokens,
         )
 
     def update(self) -> None:
@@ -341,6 +383,11 @@ class PolicyModule(LightningModule):
             )
         targets = getattr(self.trainer.strategy, "targets", DEFAULT_TARGETS)
         freeze_(self.policy, targets, train_others=self.train_others)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Every cast and move of the module, which under bf16-true would round buffers too."""
+        with exact_buffers(self):
+            return super()._apply(*args, **kwargs)
 
     def on_fit_start(self) -> None:
         assert self.policy is not None

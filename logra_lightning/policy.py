@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,38 @@ def checkpoint_activations_(policy: Any) -> None:
         policy.activation_checkpointing_enable(options)
     else:  # transformers before 5.2x
         policy.gradient_checkpointing_enable(options)
+
+
+@contextmanager
+def exact_buffers(model: nn.Module) -> Iterator[None]:
+    """Let buffers keep their dtype when the model is cast.
+
+    They hold tables such as rotary frequencies: rounded to bf16, positions of a few thousand turn
+    by several radians too much or too little.
+    """
+    before = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    yield
+    for module, name, buffer in before:
+        now = getattr(module, name)
+        if now.dtype != buffer.dtype:
+            setattr(module, name, buffer.to(now.device))
+
+
+@contextmanager
+def plain_attention(policy: Any) -> Iterator[None]:
+    """Attention whose derivative is known in forward mode, and no checkpointing of activations."""
+    was_training, before = policy.training, policy.config._attn_implementation
+    policy.eval()
+    policy.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        policy.set_attn_implementation(before)
+        policy.train(was_training)
 
 
 def freeze_(policy: nn.Module, targets: Sequence[str], *, train_others: bool) -> None:

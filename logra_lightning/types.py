@@ -8,7 +8,7 @@ tokens, T completion tokens of a microbatch, one after the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -138,6 +138,32 @@ class Rollouts:
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
+
+    def spread(self, count: int) -> Rollouts:
+        """`count` of the rollouts, evenly spaced; all where there are fewer."""
+        size = len(self)
+        rows = [i * size // count for i in range(count)] if count < size else list(range(size))
+        index = torch.tensor(rows, dtype=torch.int64, device=self.rewards.device)
+        return replace(
+            self,
+            prompt_ids=[self.prompt_ids[i] for i in rows],
+            completions=[self.completions[i] for i in rows],
+            rewards=self.rewards[index],
+            rewards_by_name={name: r[index] for name, r in self.rewards_by_name.items()},
+            advantages=self.advantages[index],
+        )
+
+    def cut(self, max_tokens: int) -> Rollouts:
+        """Completions cut off where prompt and completion reach `max_tokens`; one token stays."""
+        completions = []
+        for prompt, completion in zip(self.prompt_ids, self.completions, strict=True):
+            keep = max(1, max_tokens - len(prompt))
+            completions.append(
+                completion
+                if keep >= len(completion.token_ids)
+                else Completion(completion.token_ids[:keep], completion.logprobs[:keep], True)
+            )
+        return replace(self, completions=completions)
 
     @property
     def lengths(self) -> Tensor:

@@ -141,6 +141,7 @@ def test_half_precision_trains_and_keeps_what_it_needs_in_fp32(
     run = fit(tmp_path, module, precision=precision)
     expected = torch.bfloat16 if precision == "bf16-true" else torch.float32
     assert {p.dtype for p in module.parameters()} == {expected}
+    assert {b.dtype for b in module.buffers()} == {torch.float32}  # rotary frequencies
     for state in run.optimizers[0].state.values():
         floats = {value.dtype for value in state.values() if value.is_floating_point()}
         assert floats == {torch.float32}
@@ -217,7 +218,10 @@ def test_options_that_cannot_work_are_refused_at_once(options: Any, message: str
     ("options", "message"),
     [
         ({"rewards": [Reward(needs_solution)]}, "asks for 'solution', but the data set has only"),
-        ({"sampling": SamplingParams(60)}, "completions up to 60, .* the model and its engine take 64"),
+        (
+            {"sampling": SamplingParams(60)},
+            "completions up to 60, .* its engine take 64",
+        ),
         ({"max_tokens_per_microbatch": 10}, "raise it to at least 20"),
         ({"model": "./nowhere"}, "there is no model folder './nowhere'"),
     ],

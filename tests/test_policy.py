@@ -11,10 +11,12 @@ from transformers import LlamaForCausalLM
 from logra_lightning.policy import (
     check_lengths,
     context_length,
+    exact_buffers,
     freeze_,
     load_policy,
     load_tokenizer,
     pad_token_id,
+    plain_attention,
     stop_token_ids,
 )
 from logra_lightning.sketch import DEFAULT_TARGETS
@@ -65,7 +67,33 @@ def test_a_folder_that_is_not_there_is_named(path: str) -> None:
 
 def test_lengths_that_do_not_fit_are_refused_with_numbers() -> None:
     check_lengths(10, 6, 6, 16, 16)
-    with pytest.raises(ValueError, match="completions up to 7, 17 in all, .* context is 16"):
+    with pytest.raises(ValueError, match="completions up to 7, 17 in all, .* take 16"):
         check_lengths(10, 6, 7, 16, 100)
     with pytest.raises(ValueError, match="per_microbatch=15: raise it to at least 16"):
         check_lengths(10, 6, 6, 16, 15)
+
+
+def test_casts_leave_tables_as_they_are(llama: LlamaForCausalLM) -> None:
+    exact = {name: buffer.clone() for name, buffer in llama.named_buffers()}
+    assert exact
+    with exact_buffers(llama):
+        llama.to(torch.bfloat16)
+    assert llama.dtype == torch.bfloat16
+    for name, buffer in llama.named_buffers():
+        assert torch.equal(buffer, exact[name]), name
+
+
+def test_attention_and_mode_are_restored_after_the_probe(llama: LlamaForCausalLM) -> None:
+    llama.train()
+    before = llama.config._attn_implementation
+
+    def fail() -> None:
+        with plain_attention(llama):
+            assert llama.config._attn_implementation == "eager"
+            assert not llama.training
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert llama.config._attn_implementation == before == "sdpa"
+    assert llama.training

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+_EXACT_ROWS = 8192  # of the head's weight in fp32 at a time
+
 
 @dataclass(frozen=True)
 class Head:
@@ -34,7 +36,20 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, H] hidden states to [n, V] fp32 logits, before any temperature."""
-        logits = linear(hidden, self.weight, self.bias)
+        return self._finish(linear(hidden, self.weight, self.bias))
+
+    def exact_logits(self, hidden: Tensor) -> Tensor:
+        """The same, computed in fp32 whatever the dtype of weight and hidden states.
+
+        The weight is converted piece by piece, so that no fp32 copy of it exists.
+        """
+        hidden = hidden.to(torch.float32)
+        rows = _EXACT_ROWS if self.weight.dtype != torch.float32 else self.weight.shape[0]
+        parts = [linear(hidden, weight.to(torch.float32)) for weight in self.weight.split(rows)]
+        logits = torch.cat(parts, dim=-1)
+        return self._finish(logits if self.bias is None else logits + self.bias)
+
+    def _finish(self, logits: Tensor) -> Tensor:
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:

@@ -9,6 +9,7 @@ from logra_lightning.sketch.bank import DEFAULT_TARGETS, Sketch, SketchBank, fin
 from logra_lightning.sketch.capture import SketchCapture
 from logra_lightning.sketch.factors import Factors
 from logra_lightning.sketch.merge import merge_
+from logra_lightning.sketch.predicted_kl import KLProbe
 from logra_lightning.sketch.projection import gaussian, rademacher
 from logra_lightning.sketch.row_adam import Proposal, RelativeRowAdam, RowAdam
 
@@ -16,6 +17,7 @@ __all__ = [
     "DEFAULT_TARGETS",
     "AdamWOptions",
     "Factors",
+    "KLProbe",
     "Proposal",
     "RelativeRowAdam",
     "RowAdam",

@@ -8,6 +8,7 @@ Both rules only scale the rows of S, so a proposal is one number per row, not a 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +33,15 @@ class Proposal:
         decay_rate: weights are multiplied by `1 - step_scale * decay_rate` before the merge.
         grad_norm: Frobenius norm of the gradient of all trained weights before clipping; the
             sketched part is estimated by its sketches, without bias in the square.
+        problem: why the step cannot be made, such as the name of a weight whose gradient is not
+            finite; else empty.
     """
 
     row_scales: dict[str, Tensor]
     row_moments: dict[str, Tensor]
     decay_rate: float
     grad_norm: float
+    problem: str = ""
 
     @property
     def is_zero(self) -> bool:
@@ -48,6 +52,10 @@ class Proposal:
         """D [d, r] fp32 of one weight."""
         scale = self.row_scales[sketch.name] * sketch.scale
         return sketch.total * scale.to(torch.float32)[:, None]
+
+    def rounded_direction(self, sketch: Sketch, step_scale: float) -> Tensor:
+        """D [d, r] bf16 times the step scale: what is merged and what engines get."""
+        return (self.direction(sketch) * step_scale).to(torch.bfloat16)
 
 
 class RowAdam(torch.optim.Optimizer):
@@ -71,6 +79,8 @@ class RowAdam(torch.optim.Optimizer):
         sketches: the bank, from the strategy.
         adamw: options for the weights that are not sketched.
         max_grad_norm: clip the norm of the whole gradient first; None does not.
+        max_skipped_steps: how many steps in a row may be skipped, because a gradient is not finite
+            or someone called `skip`, before the run stops.
         lr: learning rate of the sketched weights.
         beta2: decay of the row moments.
         eps: added to the root of the row moment.
@@ -80,6 +90,8 @@ class RowAdam(torch.optim.Optimizer):
         step_scale: multiplies the next step; 1 unless set while it is pending.
         last_step_scale: of the last step; 0 where the gradient was zero.
         factors: what the last step merged into the sketched weights; see `take_factors`.
+        skipped_steps: so far.
+        rejected_steps: so far.
 
     Raises:
         ValueError: a value out of range, or no parameter of the bank among `params`.
@@ -92,6 +104,7 @@ class RowAdam(torch.optim.Optimizer):
         adamw: AdamWOptions | None = None,
         max_grad_norm: float | None = None,
         *,
+        max_skipped_steps: int = 3,
         lr: float = 1e-6,
         beta2: float = 0.95,
         eps: float = 1e-8,
@@ -104,8 +117,16 @@ class RowAdam(torch.optim.Optimizer):
             )
         if max_grad_norm is not None and max_grad_norm <= 0:
             raise ValueError(f"max_grad_norm must be positive or null, got {max_grad_norm}")
+        if max_skipped_steps < 0:
+            raise ValueError(f"max_skipped_steps must not be negative, got {max_skipped_steps}")
         self.sketches = sketches
         self.max_grad_norm = max_grad_norm
+        self.max_skipped_steps = max_skipped_steps
+        self.skipped_steps = 0
+        self.rejected_steps = 0
+        self._skipped_in_a_row = 0
+        self._skip_reason = ""
+        self._rejected = False
         self.step_scale = 1.0
         self.last_step_scale = 0.0
         self.proposal: Proposal | None = None
@@ -141,14 +162,13 @@ class RowAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def propose(self) -> Proposal:
-        """The proposal for the sketches as they stand; the same one until `step` commits it.
-
-        Raises:
-            FloatingPointError: a sketch or dense gradient that is not finite; nothing has changed.
-        """
+        """The proposal for the sketches as they stand; the same one until `step` commits it."""
         if self.proposal is None:
             squares = {s.name: _row_squares(s) for s in self.sketches}
-            grad_norm = self._grad_norm(squares)
+            grad_norm, problem = self._grad_norm(squares)
+            if problem:
+                self.proposal = Proposal({}, {}, 0.0, grad_norm, problem)
+                return self.proposal
             clip = self._clip(grad_norm)
             moments, roots = {}, {}
             group = self.param_groups[0]
@@ -172,8 +192,8 @@ class RowAdam(torch.optim.Optimizer):
         group = self.param_groups[0]
         return {name: clip * group["lr"] / (root + group["eps"]) for name, root in roots.items()}
 
-    def _grad_norm(self, squares: dict[str, Tensor]) -> float:
-        """Norm of the whole gradient; raises when a part of it is not finite."""
+    def _grad_norm(self, squares: dict[str, Tensor]) -> tuple[float, str]:
+        """Norm of the whole gradient, and which part of it is not finite."""
         names = list(squares)
         parts = [square.sum() for square in squares.values()]
         for group in self.param_groups[1:]:
@@ -184,11 +204,11 @@ class RowAdam(torch.optim.Optimizer):
         totals = torch.stack([part.to(self.sketches.flat.device) for part in parts]).tolist()
         bad = [name for name, x in zip(names, totals, strict=True) if not math.isfinite(x)]
         if bad:
-            raise FloatingPointError(
-                f"the gradient of step {self.sketches.step} is not finite in {len(bad)} of "
-                f"{len(parts)} weights, first in {bad[0]!r}; nothing was updated"
+            return math.nan, (
+                f"the gradient is not finite in {len(bad)} of {len(parts)} weights, first in "
+                f"{bad[0]!r}"
             )
-        return math.sqrt(sum(totals))
+        return math.sqrt(sum(totals)), ""
 
     def _clip(self, grad_norm: float) -> float:
         if self.max_grad_norm is None or grad_norm <= self.max_grad_norm:
@@ -201,7 +221,11 @@ class RowAdam(torch.optim.Optimizer):
 
         The closure runs before the commit: Lightning fires `on_before_optimizer_step` inside it,
         where callbacks may read the proposal and set `step_scale`. A gradient that is zero
-        everywhere changes nothing, row moments included.
+        everywhere changes nothing, row moments included; nor does a step that is skipped or
+        rejected.
+
+        Raises:
+            FloatingPointError: more than `max_skipped_steps` in a row were skipped.
         """
         self.factors = None
         result = None
@@ -210,25 +234,57 @@ class RowAdam(torch.optim.Optimizer):
             if closure is not None:
                 with torch.enable_grad():
                     result = closure()
+            committed = self._is_committed(proposal)
         finally:
             self.proposal = None
-        self.factors = self._merge(proposal)
-        if not proposal.is_zero:
+            self._skip_reason, self._rejected = "", False
+        self.factors = self._merge(proposal if committed else None)
+        if committed:
             for group in self.param_groups[1:]:
                 adamw_step_(group, self.state, self._clip(proposal.grad_norm))
-        self.last_step_scale = 0.0 if proposal.is_zero else self.step_scale
+        self.last_step_scale = self.step_scale if committed else 0.0
         self.step_scale = 1.0
         return result
 
-    def _merge(self, proposal: Proposal) -> Factors:
+    def skip(self, reason: str) -> None:
+        """Let the pending step change nothing, because something is not finite.
+
+        Args:
+            reason: what and where, for the warning.
+        """
+        self._skip_reason = reason
+
+    def reject(self) -> None:
+        """Let the pending step change nothing, because it would go too far."""
+        self._rejected = True
+
+    def _is_committed(self, proposal: Proposal) -> bool:
+        reason = proposal.problem or self._skip_reason
+        if not reason:
+            self._skipped_in_a_row = 0
+            self.rejected_steps += self._rejected
+            return not (proposal.is_zero or self._rejected)
+        self.skipped_steps += 1
+        self._skipped_in_a_row += 1
+        what = f"step {self.sketches.step}: {reason}; nothing was updated"
+        if self._skipped_in_a_row > self.max_skipped_steps:
+            raise FloatingPointError(
+                f"{what}, in {self._skipped_in_a_row} steps in a row "
+                f"(max_skipped_steps={self.max_skipped_steps})"
+            )
+        warnings.warn(what, stacklevel=2)
+        return False
+
+    def _merge(self, proposal: Proposal | None) -> Factors:
         bank = self.sketches
         directions = {}
-        decay = 1.0 - self.step_scale * proposal.decay_rate
-        for sketch in () if proposal.is_zero else bank:
+        decay = 1.0 - self.step_scale * proposal.decay_rate if proposal else 1.0
+        for sketch in bank if proposal else ():
+            assert proposal is not None
             param = sketch.module.weight
             state = self.state[param]
             # Rounded before the merge, so that engines can do exactly the same with what they get.
-            direction = (proposal.direction(sketch) * self.step_scale).to(torch.bfloat16)
+            direction = proposal.rounded_direction(sketch, self.step_scale)
             merge_(param, direction, sketch.entries, decay=decay, residual=state.get("residual"))
             state["row_moment"].copy_(proposal.row_moments[sketch.name])
             state["step"] += 1
@@ -247,7 +303,7 @@ class RowAdam(torch.optim.Optimizer):
 
     def residual(self, weight: Tensor) -> Tensor | None:
         """[d, k] int16, what a sketched bf16 weight lacks of its fp32 master; None for fp32."""
-        return self.state[weight].get("residual")
+        return self.state.get(weight, {}).get("residual")
 
     def state_dict(self) -> dict[str, Any]:
         """As torch has it, with what the row moments depend on."""
@@ -304,6 +360,7 @@ class RelativeRowAdam(RowAdam):
         sketches: as in `RowAdam`.
         adamw: as in `RowAdam`.
         max_grad_norm: as in `RowAdam`; with this rule it only bounds what enters the row moments.
+        max_skipped_steps: as in `RowAdam`.
         update_ratio: norm of a step of scale 1 over the norm of the sketched weights. A scheduler
             changes it like a learning rate.
         beta2: decay of the row moments.
@@ -317,6 +374,7 @@ class RelativeRowAdam(RowAdam):
         adamw: AdamWOptions | None = None,
         max_grad_norm: float | None = None,
         *,
+        max_skipped_steps: int = 3,
         update_ratio: float = 6e-5,
         beta2: float = 0.95,
         eps: float = 1e-8,
@@ -324,7 +382,14 @@ class RelativeRowAdam(RowAdam):
         if update_ratio <= 0:
             raise ValueError(f"update_ratio must be positive, got {update_ratio}")
         super().__init__(
-            params, sketches, adamw, max_grad_norm, lr=update_ratio, beta2=beta2, eps=eps
+            params,
+            sketches,
+            adamw,
+            max_grad_norm,
+            max_skipped_steps=max_skipped_steps,
+            lr=update_ratio,
+            beta2=beta2,
+            eps=eps,
         )
 
     def _row_scales(

@@ -1,0 +1,131 @@
+"""What an update would do to the outputs of the sketched layers, without touching a weight.
+
+A step changes `W` by `dW = -a (rate W + D A)`, and so the output of its layer by `X dW^T`, which
+needs `X A^T` and D alone. `injected_tangents` adds it as the tangent of forward-mode AD,
+`injected_update` as it is. Both hold for all layers at once, so that what one layer changes passes
+through the next ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as fwAD
+from torch import Tensor, nn
+
+from logra_lightning.sketch.bank import Sketch
+from logra_lightning.sketch.master import join
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of one sketched weight, `-(rate * W + D A)`.
+
+    Args:
+        sketch: which weight.
+        direction: D [d, r] fp32 or bf16, what scales it included.
+        rate: of the decay.
+    """
+
+    sketch: Sketch
+    direction: Tensor
+    rate: float
+
+    def of_output(self, inputs: Tensor, output: Tensor) -> Tensor:
+        """`X dW^T` [..., d] in the dtype of `output`, for the inputs [..., k] of the layer."""
+        rows = inputs.reshape(-1, inputs.shape[-1]).to(torch.float32)
+        projected = rows @ self.sketch.entries.to(torch.float32).t() * self.sketch.scale
+        change = -(projected @ self.direction.to(torch.float32).t()).view(output.shape)
+        if self.rate:
+            bias = self.sketch.module.bias
+            change = change - self.rate * (output if bias is None else output - bias)
+        return change.to(output.dtype)
+
+
+@contextmanager
+def injected_update(changes: Iterable[Change]) -> Iterator[None]:
+    """Forward passes as they will be after the update."""
+
+    def add(change: Change, inputs: Tensor, output: Tensor) -> Tensor:
+        return output + change.of_output(inputs, output)
+
+    with _hooked(changes, add):
+        yield
+
+
+@contextmanager
+def injected_tangents(changes: Iterable[Change]) -> Iterator[None]:
+    """Forward passes whose tangents are the derivative along the update."""
+
+    def add(change: Change, inputs: Tensor, output: Tensor) -> Tensor:
+        primal, tangent = fwAD.unpack_dual(output)
+        own = change.of_output(fwAD.unpack_dual(inputs).primal, primal)
+        return fwAD.make_dual(primal, own if tangent is None else tangent + own)
+
+    with fwAD.dual_level(), _hooked(changes, add):
+        yield
+
+
+@contextmanager
+def _hooked(
+    changes: Iterable[Change], add: Callable[[Change, Tensor, Tensor], Tensor]
+) -> Iterator[None]:
+    def hook_for(change: Change) -> Any:
+        def hook(
+            module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor
+        ) -> Tensor:
+            with torch.autocast(output.device.type, enabled=False):
+                return add(change, args[0] if args else kwargs["input"], output)
+
+        return hook
+
+    handles = [
+        change.sketch.module.register_forward_hook(hook_for(change), with_kwargs=True)
+        for change in changes
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def float32_weights(
+    model: nn.Module, residual: Callable[[Tensor], Tensor | None]
+) -> Iterator[None]:
+    """Forward passes in fp32, with exact masters, of a model in bf16.
+
+    In bf16 the change of a small update drowns in rounding. Each module's own parameters are in
+    fp32 while it runs, so that a second copy of the model never exists.
+
+    Args:
+        model: whose forward passes.
+        residual: of a weight, from `RowAdam.residual`.
+    """
+    handles = []
+    for module in model.modules():
+        if any(p.dtype != torch.float32 for p in module.parameters(recurse=False)):
+            saved: dict[str, Tensor] = {}
+
+            def widen(module: nn.Module, _: Any, saved: dict[str, Tensor] = saved) -> None:
+                for name, parameter in module.named_parameters(recurse=False):
+                    saved[name], low = parameter.data, residual(parameter)
+                    wide = saved[name].to(torch.float32) if low is None else join(saved[name], low)
+                    parameter.data = wide
+
+            def restore(module: nn.Module, *_: Any, saved: dict[str, Tensor] = saved) -> None:
+                for name, parameter in module.named_parameters(recurse=False):
+                    parameter.data = saved.pop(name)
+
+            handles.append(module.register_forward_pre_hook(widen))
+            handles.append(module.register_forward_hook(restore, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

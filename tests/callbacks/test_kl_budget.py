@@ -1,0 +1,401 @@
+"""KLBudget: the schedule, what a step may cost, what is not finite, and what survives a resume."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from torch import Tensor, nn
+
+from logra_lightning import PolicyModule, RelativeRowAdam, Reward, RowAdam, SketchAccumulation
+from logra_lightning.callbacks import KLBudget, WeightSync
+from logra_lightning.callbacks.kl_budget import Schedule
+from logra_lightning.sketch import KLProbe
+from tests.copy_engine import CopyEngine
+from tests.runs import data, policy, trainer, weights
+
+pytestmark = pytest.mark.usefixtures("private_datasets_cache")
+
+
+class Record(Callback):
+    """Values logged at each step."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self.steps.append({k: float(v) for k, v in trainer.callback_metrics.items()})
+
+    def __getitem__(self, name: str) -> list[float]:
+        return [step[name] for step in self.steps]
+
+
+def run(
+    tmp_path: Path, budget: KLBudget, module: Any = None, steps: int = 3, **options: Any
+) -> Record:
+    record = Record()
+    callbacks = [SketchAccumulation(), budget, *options.pop("callbacks", []), record]
+    ckpt_path = options.pop("ckpt_path", None)
+    fitted = trainer(tmp_path, steps=steps, callbacks=callbacks, **options)
+    module = module or policy(group_size=8)
+    fitted.fit(module, datamodule=data(tmp_path), ckpt_path=ckpt_path)
+    return record
+
+
+# The schedule.
+
+
+def test_both_ends_of_the_schedule_are_reached() -> None:
+    for shape in ("cosine", "linear"):
+        schedule = Schedule(2e-4, 2e-5, 300, shape)  # type: ignore[arg-type]
+        assert schedule(0) == pytest.approx(2e-4, rel=1e-12)
+        assert schedule(299) == pytest.approx(2e-5, rel=1e-12)
+        assert schedule(5000) == schedule(299)
+        values = [schedule(n) for n in range(300)]
+        assert values == sorted(values, reverse=True)
+    assert Schedule(2e-4, 2e-5, 301, "cosine")(150) == pytest.approx(1.1e-4)
+    assert Schedule(2e-4, 2e-5, 301, "linear")(75) == pytest.approx(2e-4 - 1.8e-4 / 4)
+    assert Schedule(2e-4, 2e-5, 300, "constant")(299) == 2e-4
+    assert Schedule(2e-4, 2e-5, 1, "cosine")(0) == 2e-5
+
+
+# What a step costs.
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed"])
+@pytest.mark.parametrize("method", ["forward_ad", "finite_difference"])
+def test_steps_cost_what_the_budget_allows(tmp_path: Path, precision: str, method: Any) -> None:
+    budget = KLBudget(3e-4, 1e-4, 3, method=method, probe_rollouts=64, max_scale=100, bf16_every=0)
+    record = run(tmp_path, budget, precision=precision)
+    assert record["kl/budget"] == pytest.approx([3e-4, 2e-4, 1e-4])
+    assert record["kl/predicted"] == pytest.approx(record["kl/budget"], rel=1e-4)
+    for ratio in record["kl/ratio"]:
+        assert 0.8 < ratio < 1.25
+    assert record["kl/backtracks"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("rule", [RelativeRowAdam, RowAdam])
+def test_measured_kl_is_that_of_the_merged_weights(tmp_path: Path, rule: type[RowAdam]) -> None:
+    """The same rollouts under the weights before and after, in plain forward passes."""
+
+    def optimizer(*args: Any) -> RowAdam:
+        if rule is RowAdam:
+            return RowAdam(*args, lr=1e-2, weight_decay=1.0)
+        return RelativeRowAdam(*args, update_ratio=1e-2)
+
+    found = []
+
+    class Compare(Callback):
+        def on_before_optimizer_step(self, trainer: Trainer, module: Any, optimizer: Any) -> None:
+            self.before = self.logits(module)
+
+        def on_train_batch_end(self, trainer: Trainer, module: Any, *_: Any) -> None:
+            log_p, log_q = self.before, self.logits(module)
+            kl = (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+            found.append(kl.mean().item())
+
+        @torch.no_grad()
+        def logits(self, module: Any) -> Tensor:
+            parts = []
+            for microbatch in module.pack(module._rollouts):
+                logits = module.policy(microbatch.input_ids).logits[:, :-1]
+                parts.append(logits[microbatch.completion_mask[:, 1:]].double())
+            return torch.log_softmax(torch.cat(parts), dim=-1)
+
+    budget = KLBudget(1e-2, 1e-2, probe_rollouts=10_000, max_scale=100)
+    module = policy(group_size=8, optimizer=optimizer)
+    record = run(tmp_path, budget, module, callbacks=[Compare()])
+    assert record["kl/measured"] == pytest.approx(found, rel=1e-2)
+    assert min(found) > 1e-3
+
+
+def test_a_step_that_goes_too_far_is_shrunk(tmp_path: Path) -> None:
+    """The quadratic is far off there: the scale it gives would cost many times the budget."""
+    budgets = {"start": 3.0, "end": 3.0, "max_scale": 1e6, "probe_rollouts": 64}
+    free = run(tmp_path, KLBudget(backtrack=False, **budgets), steps=1)
+    bound = run(tmp_path, KLBudget(tolerance=1.0, max_backtracks=8, **budgets), steps=1)
+    assert not 0.5 < free["kl/ratio"][0] < 2
+    if free["kl/measured"][0] > 3.0:
+        assert bound["kl/backtracks"][0] > 0
+    assert bound["kl/measured"][0] <= 3.0
+
+
+class Cliff(PolicyModule):
+    """What an update does to its hidden states is `steepness` times what the derivative says."""
+
+    steepness: float
+
+    def kl_probe(self, num_rollouts: int, max_tokens: int) -> KLProbe:
+        probe = super().kl_probe(num_rollouts, max_tokens)
+        (forward,) = probe.forwards
+        before = []
+
+        def steep() -> Tensor:
+            hidden = forward()
+            primal, tangent = fwAD.unpack_dual(hidden)
+            if tangent is not None:
+                before.append(primal)
+                return hidden
+            if self.steepness == math.inf:  # however small the step
+                return -before[0]
+            return before[0] + self.steepness * (hidden - before[0])
+
+        return replace(probe, forwards=[steep])
+
+
+def cliff(steepness: float, **options: Any) -> PolicyModule:
+    module = policy(group_size=8, **options)
+    module.__class__ = Cliff
+    module.steepness = steepness  # type: ignore[assignment]
+    return module
+
+
+def test_backtracking_ends_below_the_tolerance_and_is_counted(tmp_path: Path) -> None:
+    budget = KLBudget(1e-4, 1e-4, probe_rollouts=2, max_scale=100)
+    record = run(tmp_path, budget, cliff(4.0), steps=1)
+    assert 1 <= record["kl/backtracks"][0] <= 4
+    assert record["kl/measured"][0] <= 2e-4
+    assert record["optim/rejected_steps"] == [0.0]
+    assert record["optim/step_scale"][0] > 0
+
+
+def test_an_update_that_stays_too_large_is_rejected(tmp_path: Path) -> None:
+    engine = CopyEngine()
+    module = cliff(math.inf, engine=engine)
+    budget = KLBudget(1e-4, 1e-4, probe_rollouts=2, max_scale=100)
+    fitted = run(tmp_path, budget, module, steps=2, callbacks=[WeightSync()])
+    start = policy()
+    run(tmp_path, KLBudget(), start, steps=1, limit_train_batches=0)
+    assert fitted["optim/rejected_steps"] == [1.0, 2.0]
+    assert fitted["optim/step_scale"] == [0.0, 0.0]
+    assert fitted["kl/backtracks"] == [4.0, 4.0]
+    for name, value in weights(start).items():
+        assert torch.equal(weights(module)[name], value), name
+    assert all(not f.directions for updates in engine.updates for f in updates)
+    assert budget.state_dict() == {"mismatch": None}
+
+
+def test_weights_change_once_and_the_engine_sees_no_trial(tmp_path: Path) -> None:
+    engine = CopyEngine()
+    seen: list[Tensor] = []
+
+    class Look(KLBudget):
+        def _fit(self, step: Any, scale: float, budget: float) -> Any:
+            module = step.probe.model
+            fitted = super()._fit(step, scale, budget)
+            seen.append(module.get_parameter("model.layers.0.mlp.up_proj.weight").clone())
+            return fitted
+
+    start = policy()
+    run(tmp_path, KLBudget(), start, steps=1, limit_train_batches=0)
+    run(tmp_path, Look(), policy(group_size=8, engine=engine), steps=1, callbacks=[WeightSync()])
+    name = "policy.model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(seen[0], weights(start)[name])
+    assert [call for call in engine.calls if call != "sleep"] == ["load", "merge"]
+
+
+# What is not finite.
+
+
+class PoisonStep(Callback):
+    """A NaN in one layer's gradient at one step."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps = steps
+
+    def on_before_backward(self, trainer: Trainer, module: Any, loss: Tensor) -> None:
+        if trainer.global_step in self.steps:
+            bank = trainer.strategy.sketches  # type: ignore[attr-defined]
+            bank["policy.model.layers.1.self_attn.v_proj"].total[0, 0] = math.nan
+
+
+def test_a_step_with_nan_changes_nothing_but_the_count(tmp_path: Path) -> None:
+    kept: list[Any] = []
+
+    class Keep(Callback):
+        def on_train_batch_end(self, trainer: Trainer, module: Any, *_: Any) -> None:
+            kept.append((weights(module), budget.state_dict()))
+
+    engine = CopyEngine()
+    budget = KLBudget(probe_rollouts=4)
+    with pytest.warns(
+        UserWarning, match=r"step 2: .* first in 'policy.model.layers.1.self_attn.v_p"
+    ):
+        record = run(
+            tmp_path,
+            budget,
+            policy(group_size=8, engine=engine),
+            steps=4,
+            callbacks=[PoisonStep(2), WeightSync(), Keep()],
+        )
+    assert record["optim/skipped_steps"] == [0, 0, 1, 1]
+    for name, value in kept[1][0].items():
+        assert torch.equal(kept[2][0][name], value), name
+    assert kept[1][1] == kept[2][1]
+    assert not engine.updates[2][0].directions
+    assert record["optim/step_scale"][3] > 0
+
+
+def test_a_policy_that_is_not_finite_is_named_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
+    class Poison(Callback):
+        def on_before_optimizer_step(self, trainer: Trainer, module: Any, _: Any) -> None:
+            if trainer.global_step == 2:
+                module.policy.model.norm.weight.data[0] = math.nan
+
+    saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, filename="{step}", save_top_k=-1)
+    module = policy(
+        group_size=8,
+        optimizer=lambda *args: RelativeRowAdam(*args, update_ratio=1e-3, max_skipped_steps=0),
+    )
+    fitted = trainer(
+        tmp_path,
+        steps=4,
+        callbacks=[SketchAccumulation(), Poison(), KLBudget(), saving],
+        enable_checkpointing=True,
+    )
+    with pytest.raises(FloatingPointError, match="predicted KL is nan, from 'model.norm' on; noth"):
+        fitted.fit(module, datamodule=data(tmp_path))
+    assert (tmp_path / "step=2.ckpt").is_file()
+
+
+def test_equal_rewards_are_no_step(tmp_path: Path) -> None:
+    def same(completion: str) -> float:
+        return 1.0
+
+    engine = CopyEngine()
+    module = policy(rewards=[Reward(same)], engine=engine)
+    record = run(tmp_path, KLBudget(), module, callbacks=[WeightSync()])
+    assert record["optim/step_scale"] == [0, 0, 0]
+    assert record["kl/budget"][0] == pytest.approx(2e-4)
+    assert "kl/predicted" not in record.steps[-1]
+    assert record["sync/bytes"] == [0, 0, 0]
+
+
+# The mismatch between engine and trainer.
+
+
+def test_the_mismatch_is_subtracted_down_to_half() -> None:
+    budget = KLBudget(mismatch_subtraction=True, mismatch_weight=0.5)
+    assert budget._less_mismatch(1e-4, 2e-5) == pytest.approx(8e-5)
+    budget._remember(2e-5)
+    assert budget._less_mismatch(1e-4, 4e-5) == pytest.approx(1e-4 - 3e-5)
+    budget._remember(4e-5)
+    assert budget.state_dict() == {"mismatch": pytest.approx(3e-5)}
+    assert budget._less_mismatch(1e-4, -1.0) == pytest.approx(1e-4 - 1.5e-5)  # not below zero
+    assert budget._less_mismatch(1e-4, 1.0) == pytest.approx(5e-5)
+    assert budget._less_mismatch(1e-4, None) == pytest.approx(7e-5)
+    assert budget._less_mismatch(1e-4, math.nan) == pytest.approx(7e-5)
+    assert KLBudget()._less_mismatch(1e-4, 1.0) == 1e-4
+
+
+def test_the_module_tells_the_mismatch_with_its_sign(tmp_path: Path) -> None:
+    class Shifted(CopyEngine):
+        def generate(self, *args: Any, **kwargs: Any) -> Any:
+            groups = super().generate(*args, **kwargs)
+            for group in groups:
+                for completion in group:
+                    completion.logprobs.add_(0.01)
+            return groups
+
+    budget = KLBudget(start=0.05, end=0.05, mismatch_subtraction=True)
+    module = policy(engine=Shifted(), group_size=8)
+    record = run(tmp_path, budget, module, steps=1, callbacks=[WeightSync()])
+    assert record["kl/budget"] == pytest.approx([0.04], rel=1e-3)
+    assert budget.state_dict()["mismatch"] == pytest.approx(0.01, rel=1e-3)
+
+
+# Around it.
+
+
+def test_a_resumed_run_goes_on_in_the_middle_of_the_schedule(tmp_path: Path) -> None:
+    def train(steps: int, name: str, ckpt_path: Path | None = None) -> tuple[Any, Record]:
+        saving = ModelCheckpoint(tmp_path / name, save_last=True, every_n_train_steps=1)
+        module = policy(group_size=8)
+        budget = KLBudget(1e-3, 1e-4, steps=6, mismatch_subtraction=True)
+        options = {"callbacks": [saving], "enable_checkpointing": True, "ckpt_path": ckpt_path}
+        return weights(module), run(tmp_path, budget, module, steps, **options)
+
+    _, straight = train(6, "straight")
+    _, first = train(3, "half")
+    _, second = train(6, "half", tmp_path / "half" / "last.ckpt")
+    for name in ("kl/budget", "kl/predicted", "kl/measured", "optim/step_scale"):
+        assert first[name] + second[name] == straight[name], name
+
+
+def test_the_chart_shows_budget_predicted_and_measured_together(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(str(tmp_path), name="", version="")
+    run(tmp_path, KLBudget(), logger=logger, steps=1)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    (tag,) = [tag for tag in events.Tags()["tensors"] if "custom_scalars" in tag]
+    layout = layout_pb2.Layout()
+    layout.ParseFromString(events.Tensors(tag)[0].tensor_proto.string_val[0])
+    (chart,) = layout.category[0].chart
+    assert list(chart.multiline.tag) == ["kl/budget", "kl/predicted", "kl/measured"]
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_what_bf16_sees_is_logged_apart_and_a_low_budget_told_once(
+    tmp_path: Path, precision: str
+) -> None:
+    budget = KLBudget(1e-9, 1e-9, bf16_every=1)
+    with pytest.warns(UserWarning, match="is below what bf16 alone makes") as caught:
+        record = run(tmp_path, budget, precision=precision)
+    assert sum("is below what bf16 alone" in str(w.message) for w in caught) == 1
+    assert all(floor > 1e-9 for floor in record["kl/floor_bf16"])
+    assert len(record["kl/measured_bf16"]) == 3
+
+
+def test_without_row_adam_it_is_inactive_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        record = run(tmp_path, KLBudget(), strategy="auto")
+    told = [r for r in caplog.records if "KLBudget is inactive: AdamW" in r.getMessage()]
+    assert len(told) == 1
+    assert "kl/budget" not in record.steps[-1]
+
+
+def test_it_stands_before_weight_sync(tmp_path: Path) -> None:
+    fitted = trainer(tmp_path, callbacks=[SketchAccumulation(), WeightSync(), KLBudget()])
+    with pytest.raises(ValueError, match="put KLBudget before WeightSync"):
+        fitted.fit(policy(), datamodule=data(tmp_path))
+
+
+def test_a_module_without_a_probe_is_told_what_it_needs(pair: nn.Module) -> None:
+    fake = SimpleNamespace(optimizers=[RowAdam.__new__(RowAdam)], loggers=[])
+    with pytest.raises(ValueError, match=r"needs LightningModule to have `kl_probe"):
+        KLBudget().on_train_start(fake, LightningModule())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"start": 0.0},
+        {"end": math.nan},
+        {"steps": 0},
+        {"schedule": "step"},
+        {"method": "jvp"},
+        {"max_scale": 0.0},
+        {"tolerance": 0.5},
+        {"mismatch_weight": 0.0},
+        {"probe_rollouts": 0},
+        {"probe_max_tokens": 0},
+        {"max_backtracks": -1},
+        {"bf16_every": -1},
+    ],
+)
+def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="kl_budget"):
+        KLBudget(**options)
