@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -18,15 +19,9 @@ from torch.optim import Optimizer
 
 from logra_lightning.callbacks.weight_sync import WeightSync
 from logra_lightning.sketch import KLProbe, RowAdam
-from logra_lightning.sketch.inject import Change, float32_weights
-from logra_lightning.sketch.predicted_kl import (
-    difference_step,
-    finite_differences,
-    first_not_finite,
-    measured_kl,
-    predicted_kl,
-    tangents,
-)
+from logra_lightning.sketch.inject import float32_weights
+from logra_lightning.sketch.predicted_kl import first_not_finite
+from logra_lightning.sketch.step_kl import StepKL
 
 _SHRINK = 0.5  # at least by this, at each try
 
@@ -199,7 +194,7 @@ class KLBudget(Callback):
         budget = self._less_mismatch(budget, probe.mismatch)
         pl_module.log("kl/budget", budget)
         with _exactly(trainer, probe, optimizer):
-            step = _Step(trainer, probe, optimizer)
+            step = StepKL(probe, optimizer, partial(_over_ranks, trainer))
             q = step.predict(self.method)
             if not 0 <= q < math.inf:
                 where = first_not_finite(probe)
@@ -222,7 +217,7 @@ class KLBudget(Callback):
         if self.bf16_every and trainer.global_step % self.bf16_every == 0:
             self._look_in_bf16(trainer, pl_module, step, scale, budget)
 
-    def _fit(self, step: _Step, scale: float, budget: float) -> tuple[float, float, int]:
+    def _fit(self, step: StepKL, scale: float, budget: float) -> tuple[float, float, int]:
         """Step scale, its measured KL, and how often it was shrunk."""
         measured = step.measure(scale)
         backtracks = 0
@@ -269,7 +264,7 @@ class KLBudget(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        step: _Step,
+        step: StepKL,
         scale: float,
         budget: float,
     ) -> None:
@@ -278,7 +273,7 @@ class KLBudget(Callback):
         with trainer.precision_plugin.forward_context():
             old = step.probe.hidden()
             new = step.probe.hidden(step.changes(scale))
-        seen, floor = step.mean(old, new), step.mean(step.old, old)
+        seen, floor = step.between(old, new), step.between(step.old, old)
         pl_module.log("kl/measured_bf16", seen)
         pl_module.log("kl/floor_bf16", floor)
         if budget < floor and not self._told_floor:
@@ -290,48 +285,6 @@ class KLBudget(Callback):
             )
 
 
-class _Step:
-    """The pending step on the tokens of a probe."""
-
-    def __init__(self, trainer: Trainer, probe: KLProbe, optimizer: RowAdam) -> None:
-        self.probe = probe
-        self.old: list[Tensor] = []
-        self._trainer = trainer
-        self._optimizer = optimizer
-
-    def predict(self, method: str) -> float:
-        """q, the predicted KL of a step of scale 1; keeps the hidden states before it."""
-        proposal, bank = self._optimizer.propose(), self._optimizer.sketches
-        changes = [Change(s, proposal.direction(s), proposal.decay_rate) for s in bank]
-        if method == "forward_ad":
-            pairs = tangents(self.probe, changes)
-            self.old = [hidden for hidden, _ in pairs]
-        else:
-            pairs = finite_differences(self.probe, changes, step=difference_step(changes))
-            self.old = self.probe.hidden()
-        return self._reduced(predicted_kl(self.probe, pairs))
-
-    def changes(self, scale: float) -> list[Change]:
-        """What would be merged at this scale, rounded as it would be."""
-        proposal, bank = self._optimizer.propose(), self._optimizer.sketches
-        rate = scale * proposal.decay_rate
-        return [Change(s, proposal.rounded_direction(s, scale), rate) for s in bank]
-
-    def measure(self, scale: float) -> float:
-        """KL(old || new) of a step of this scale."""
-        return self.mean(self.old, self.probe.hidden(self.changes(scale)))
-
-    def mean(self, old: list[Tensor], new: list[Tensor]) -> float:
-        """Mean KL over the tokens of all ranks."""
-        return self._reduced(measured_kl(self.probe, old, new))
-
-    def _reduced(self, total: Tensor) -> float:
-        """Sum over count, each summed over the ranks first."""
-        if self._trainer.world_size > 1:
-            torch.distributed.all_reduce(total)
-        return (total[0] / total[1]).item()
-
-
 @contextmanager
 def _exactly(trainer: Trainer, probe: KLProbe, optimizer: RowAdam) -> Iterator[None]:
     device = trainer.strategy.root_device.type
@@ -340,3 +293,10 @@ def _exactly(trainer: Trainer, probe: KLProbe, optimizer: RowAdam) -> Iterator[N
         float32_weights(probe.model, optimizer.residual),
     ):
         yield
+
+
+def _over_ranks(trainer: Trainer, total: Tensor) -> Tensor:
+    """The sum over all ranks, so that they use the same scale."""
+    if trainer.world_size > 1:
+        torch.distributed.all_reduce(total)
+    return total

@@ -3,7 +3,13 @@
 Importing this package registers the strategy `sketch`; it imports neither vllm nor datasets.
 """
 
-from logra_lightning.callbacks import EngineCheck, RunSummary, SketchAccumulation, WeightSync
+from logra_lightning.callbacks import (
+    EngineCheck,
+    KLBudget,
+    RunSummary,
+    SketchAccumulation,
+    WeightSync,
+)
 from logra_lightning.data import GymSpec, PromptDataModule, ReasoningGymDataModule
 from logra_lightning.module import PolicyModule
 from logra_lightning.rewards import Reward
@@ -18,6 +24,7 @@ __all__ = [
     "AdamWOptions",
     "EngineCheck",
     "GymSpec",
+    "KLBudget",
     "PolicyModule",
     "PromptBatch",
     "PromptDataModule",

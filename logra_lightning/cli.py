@@ -179,6 +179,8 @@ def _quiet_lightning() -> None:
     for message in (
         r"`?isinstance\(treespec, LeafSpec\)`? is deprecated",  # inside Lightning
         "Using ModelCheckpoint with manual optimization",  # one batch is one step here
+        # vLLM's process group of one makes Lightning think of several devices.
+        r"It is recommended to use `self\.log\(.*sync_dist=True",
         ".*does not have many workers",  # prompts are tokenized once, nothing is left to load
     ):
         warnings.filterwarnings("ignore", message)

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -42,9 +41,9 @@ from logra_lightning.policy import (
     load_policy,
     load_tokenizer,
     pad_token_id,
-    plain_attention,
     stop_token_ids,
 )
+from logra_lightning.probe import rollout_probe
 from logra_lightning.rewards import Reward, check_columns
 from logra_lightning.rollout import (
     Engine,
@@ -68,9 +67,6 @@ from logra_lightning.strategy import SketchMixin, check_trainer_options
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 
 OptimizerFactory = Callable[[Iterable[Parameter], SketchBank, AdamWOptions, float | None], RowAdam]
-
-
-_PROBE_TOKENS = 2048  # padded tokens of one forward pass of the KL probe
 
 
 class PolicyModule(LightningModule):
@@ -257,28 +253,16 @@ class PolicyModule(LightningModule):
             num_rollouts: spread evenly over the batch.
             max_tokens: of prompt and completion; what is longer is cut off, but for one token.
         """
-        policy, rollouts = self.policy, self._rollouts
-        assert policy is not None
-        assert rollouts is not None
-        head = head_of(policy)
-        microbatches = pack(
-            rollouts.spread(num_rollouts).cut(max_tokens),
-            max(_PROBE_TOKENS, max_tokens, max(map(len, rollouts.prompt_ids)) + 1),
-            pad_token_id=pad_token_id(self.tokenizer),
+        assert self.policy is not None
+        assert self._rollouts is not None
+        tokens = self._rollouts.num_completion_tokens
+        return rollout_probe(
+            self.policy,
+            self._rollouts.spread(num_rollouts).cut(max_tokens),
             temperature=self.sampling.temperature,
+            pad_token_id=pad_token_id(self.tokenizer),
             device=self.device,
-        )
-
-        def forward(microbatch: Microbatch) -> Tensor:
-            predicts = microbatch.completion_mask[:, 1:]
-            return final_hidden(policy, microbatch.input_ids)[:, :-1][predicts]
-
-        return KLProbe(
-            model=policy,
-            forwards=[partial(forward, microbatch) for microbatch in microbatches],
-            logits=lambda hidden: head.exact_logits(hidden) / self.sampling.temperature,
-            prepared=partial(plain_attention, policy),
-            mismatch=float(self._mismatch) / rollouts.num_completion_tokens,
+            mismatch=float(self._mismatch) / tokens,
         )
 
     def update(self) -> None:

@@ -120,14 +120,12 @@ def test_predict_writes_rows(tmp_path: Path) -> None:
 
 
 def test_composed_example_learns(tmp_path: Path) -> None:
-    output = run(sys.executable, str(ROOT / "examples" / "compose_callbacks.py"), cwd=tmp_path)
+    engine = "vllm" if HAS_VLLM else "torch"
+    script = str(ROOT / "examples" / "compose_callbacks.py")
+    output = run(sys.executable, script, "--engine", engine, cwd=tmp_path)
     reward = re.search(r"reward of the last step: (\S+)", output)
     assert reward
-    assert float(reward.group(1)) > 0.5  # chance is 0.1
-
-
-def test_composed_example_is_short() -> None:
-    assert len((ROOT / "examples" / "compose_callbacks.py").read_text().splitlines()) <= 60
+    assert float(reward.group(1)) > 0.8  # it starts at a half
 
 
 COMMANDS = re.findall(r"^python -m logra_lightning (.*)$", README, re.MULTILINE)

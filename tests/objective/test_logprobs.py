@@ -122,3 +122,19 @@ def test_padding_on_the_right_changes_nothing(llama: LlamaForCausalLM) -> None:
     torch.testing.assert_close(
         final_hidden(llama, tokens)[:, :3], final_hidden(llama, tokens[:, :3])
     )
+
+
+def test_exact_logits_are_computed_in_fp32_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logra_lightning.objective.logprobs._EXACT_ROWS", 7)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(20, 6, generator=generator).to(torch.bfloat16)
+    bias = torch.randn(20, generator=generator).to(torch.bfloat16)
+    hidden = torch.randn(5, 6, generator=generator)
+    head = Head(weight, bias, scale=0.5, softcap=3.0)
+    z = (hidden.double() @ weight.double().t() + bias.double()) * 0.5
+    expected = torch.tanh(z / 3.0) * 3.0
+    exact = head.exact_logits(hidden)
+    assert exact.dtype == torch.float32
+    torch.testing.assert_close(exact.double(), expected, rtol=1e-5, atol=1e-6)
+    rounded = head.logits(hidden.to(torch.bfloat16)).double()
+    assert (rounded - expected).abs().max() > 1e-3

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.runs import run_ranks
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.dist]
@@ -49,12 +46,4 @@ if __name__ == "__main__":
 
 
 def test_each_of_two_ranks_has_its_engine(tmp_path: Path) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, str(script)], capture_output=True, text=True, timeout=250, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("done") == 2
+    run_ranks(SCRIPT, tmp_path)
