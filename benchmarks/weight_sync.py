@@ -139,8 +139,12 @@ def sync_seconds(
 ) -> dict[str, list[float]]:
     engine.share(copy.deepcopy(trainer.policy))
     seconds: dict[str, list[float]] = {}
-    for version in range(rounds):
-        engine.load(trainer.masters(), version=version)
+    for round_ in range(rounds):
+        version = 2 * round_ + 1
+        engine.load(trainer.masters(), version=version - 1)
+        first = trainer.factors(version - 1)  # touches the engine's residuals for the first time
+        engine.merge([first])
+        trainer.merge(first)
         factors = trainer.factors(version)
         ways: dict[str, Callable[[], Any]] = {
             "factors": partial(engine.merge, [factors]),
@@ -150,7 +154,7 @@ def sync_seconds(
             "vLLM reload_weights": partial(reload_weights, bare, trainer.policy),
         }
         for name, way in ways.items():
-            if name == "dense" and version == rounds - 1:
+            if name == "dense" and round_ == rounds - 1:
                 differing = engine.differing(trainer.masters())
                 assert not differing, f"factors left other weights than the trainer's: {differing}"
             seconds.setdefault(name, []).append(seconds_of(way))

@@ -186,36 +186,49 @@ class KLBudget(Callback):
         budget = self.budget(trainer.global_step)
         proposal = optimizer.propose()
         if proposal.problem or proposal.is_zero:
-            pl_module.log("kl/budget", budget)
+            cost = math.nan if proposal.problem else 0.0
+            self._log(pl_module, budget, cost, cost, 0)
             return
         module: Any = pl_module
         probe: KLProbe = module.kl_probe(self.probe_rollouts, self.probe_max_tokens)
         started = time.perf_counter()
         budget = self._less_mismatch(budget, probe.mismatch)
-        pl_module.log("kl/budget", budget)
         with _exactly(trainer, probe, optimizer):
             step = StepKL(probe, optimizer, partial(_over_ranks, trainer))
             q = step.predict(self.method)
             if not 0 <= q < math.inf:
                 where = first_not_finite(probe)
                 optimizer.skip(f"the predicted KL is {q}{f', from {where!r} on' if where else ''}")
+                self._log(pl_module, budget, math.nan, math.nan, 0)
                 return
             scale = min(self.max_scale, math.sqrt(budget / q)) if q > 0 else 1.0
             scale, measured, backtracks = self._fit(step, scale, budget)
-        if self.backtrack and not measured <= self.tolerance * budget:
+        if not math.isfinite(measured):
+            optimizer.skip(f"the measured KL is {measured}")
+        elif self.backtrack and measured > self.tolerance * budget:
             optimizer.reject()
         else:
             optimizer.step_scale = scale
             self._remember(probe.mismatch)
-        predicted = scale * scale * q
-        pl_module.log("kl/predicted", predicted)
-        pl_module.log("kl/measured", measured)
-        if predicted > 0:
-            pl_module.log("kl/ratio", measured / predicted)
-        pl_module.log("kl/backtracks", float(backtracks))
+        self._log(pl_module, budget, scale * scale * q, measured, backtracks)
         pl_module.log("time/kl_s", time.perf_counter() - started)
         if self.bf16_every and trainer.global_step % self.bf16_every == 0:
-            self._look_in_bf16(trainer, pl_module, step, scale, budget)
+            self._look_in_bf16(trainer, step, scale, budget)
+
+    def _log(
+        self,
+        pl_module: LightningModule,
+        budget: float,
+        predicted: float,
+        measured: float,
+        backtracks: int,
+    ) -> None:
+        """All of them at each step: Lightning would show what is left out as it was before."""
+        pl_module.log("kl/budget", budget)
+        pl_module.log("kl/predicted", predicted)
+        pl_module.log("kl/measured", measured)
+        pl_module.log("kl/ratio", measured / predicted if predicted > 0 else math.nan)
+        pl_module.log("kl/backtracks", float(backtracks))
 
     def _fit(self, step: StepKL, scale: float, budget: float) -> tuple[float, float, int]:
         """Step scale, its measured KL, and how often it was shrunk."""
@@ -260,22 +273,16 @@ class KLBudget(Callback):
 
     # What a bf16 policy sees.
 
-    def _look_in_bf16(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        step: StepKL,
-        scale: float,
-        budget: float,
-    ) -> None:
+    def _look_in_bf16(self, trainer: Trainer, step: StepKL, scale: float, budget: float) -> None:
         if trainer.precision not in ("bf16-true", "bf16-mixed"):
             return
         with trainer.precision_plugin.forward_context():
             old = step.probe.hidden()
             new = step.probe.hidden(step.changes(scale))
         seen, floor = step.between(old, new), step.between(step.old, old)
-        pl_module.log("kl/measured_bf16", seen)
-        pl_module.log("kl/floor_bf16", floor)
+        values = {"kl/measured_bf16": seen, "kl/floor_bf16": floor}
+        for logger in trainer.loggers:  # not at every step, which `log` cannot do
+            logger.log_metrics(values, step=trainer.global_step + 1)
         if budget < floor and not self._told_floor:
             self._told_floor = True
             rank_zero_warn(

@@ -240,6 +240,7 @@ def test_a_step_with_nan_changes_nothing_but_the_count(tmp_path: Path) -> None:
             callbacks=[PoisonStep(2), WeightSync(), Keep()],
         )
     assert record["optim/skipped_steps"] == [0, 0, 1, 1]
+    assert [math.isnan(value) for value in record["kl/measured"]] == [False, False, True, False]
     for name, value in kept[1][0].items():
         assert torch.equal(kept[2][0][name], value), name
     assert kept[1][1] == kept[2][1]
@@ -278,7 +279,7 @@ def test_equal_rewards_are_no_step(tmp_path: Path) -> None:
     record = run(tmp_path, KLBudget(), module, callbacks=[WeightSync()])
     assert record["optim/step_scale"] == [0, 0, 0]
     assert record["kl/budget"][0] == pytest.approx(2e-4)
-    assert "kl/predicted" not in record.steps[-1]
+    assert record["kl/predicted"] == record["kl/measured"] == [0, 0, 0]
     assert record["sync/bytes"] == [0, 0, 0]
 
 
@@ -349,12 +350,17 @@ def test_the_chart_shows_budget_predicted_and_measured_together(tmp_path: Path) 
 def test_what_bf16_sees_is_logged_apart_and_a_low_budget_told_once(
     tmp_path: Path, precision: str
 ) -> None:
-    budget = KLBudget(1e-9, 1e-9, bf16_every=1)
+    budget = KLBudget(1e-9, 1e-9, bf16_every=2)
+    logger = TensorBoardLogger(str(tmp_path), name="", version="")
     with pytest.warns(UserWarning, match="is below what bf16 alone makes") as caught:
-        record = run(tmp_path, budget, precision=precision)
+        run(tmp_path, budget, precision=precision, steps=4, logger=logger)
     assert sum("is below what bf16 alone" in str(w.message) for w in caught) == 1
-    assert all(floor > 1e-9 for floor in record["kl/floor_bf16"])
-    assert len(record["kl/measured_bf16"]) == 3
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    for name in ("kl/floor_bf16", "kl/measured_bf16"):
+        values = events.Scalars(name)
+        assert [event.step for event in values] == [1, 3]
+    assert all(event.value > 1e-9 for event in events.Scalars("kl/floor_bf16"))
 
 
 def test_without_row_adam_it_is_inactive_and_says_so(
