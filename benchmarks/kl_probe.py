@@ -42,11 +42,12 @@ def figures(run: Path) -> dict[str, float]:
         name: {event.step: event.value for event in events.Scalars(name)} for name in names
     }
     accepted = [step for step, scale in steps["optim/step_scale"].items() if scale > 0]
+    ratios = [steps["kl/ratio"][step] for step in accepted]
     over = [steps["kl/measured"][step] / steps["kl/budget"][step] for step in accepted]
     share = [seconds / steps["time/step_s"][step] for step, seconds in steps["time/kl_s"].items()]
     return {
         "steps": len(steps["optim/step_scale"]),
-        "ratio": statistics.median(steps["kl/ratio"].values()),
+        "ratio": statistics.median(ratios),
         "over": max(over),
         "backtracks": sum(steps["kl/backtracks"].values()),
         "rejected": max(steps["optim/rejected_steps"].values()),
@@ -65,7 +66,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         runs = args.run or [quick_start(folder, 20 if args.quick else 60)]
-        results = {run.parent.name if args.run else "quickstart": figures(run) for run in runs}
+        results = {str(run) if args.run else "quickstart": figures(run) for run in runs}
     print(
         "| run | steps | measured/predicted, median | largest accepted/budget | backtracks |",
         end="",

@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="exit 1 below the target")
     args = parser.parse_args()
     if args.quick:
-        args.seeds, args.steps = 1, 2
+        args.seeds, args.steps, args.runs = 1, 2, args.runs / "quick"
 
     results = {}
     print("| run | success before | after | s per step, median | minutes |")
@@ -91,6 +91,8 @@ def main() -> None:
         if not (args.runs / name).is_dir():
             train(name, arguments, args.model, args.runs, args.steps)
         values = results[name] = read(args.runs / name)
+        if max(values.get("step", [0])) != args.steps:
+            sys.exit(f"error: {args.runs / name} has no {args.steps} steps: remove it")
         seconds = sorted(values["time/step_s"])
         before, after = values["eval/pass@1"][0], values["eval/pass@1"][-1]
         middle, minutes = seconds[len(seconds) // 2], sum(seconds) / 60

@@ -75,18 +75,33 @@ class EngineCheck(Callback):
         self.max_tokens = max_tokens
         self.tolerance = tolerance
         self.every_n_steps = every_n_steps
-        self._left = 0
+        self._before_first_step, self._before_first_sync = True, True
+        self._moved = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._left = 2
+        for name in ("policy", "sampling", "ready_engine", "pack", "token_logprobs"):
+            if not hasattr(pl_module, name):
+                raise ValueError(
+                    f"EngineCheck needs {type(pl_module).__name__} to have {name!r}: see "
+                    f"HasLogprobs in logra_lightning.callbacks.engine_check, or leave it out"
+                )
+        self._before_first_step, self._before_first_sync = True, True
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         regular = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
-        if self._left or regular:
-            self._left = max(0, self._left - 1)
+        synced = self._before_first_sync and self._moved and not self._before_first_step
+        if self._before_first_step or synced or regular:
+            self._before_first_sync = self._before_first_sync and not synced
+            self._before_first_step = False
             self.check(trainer, pl_module, batch)  # type: ignore[arg-type]
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # A step without signal sends nothing, and would prove nothing.
+        self._moved = any(getattr(o, "last_step_scale", 1.0) > 0 for o in trainer.optimizers)
 
     def check(self, trainer: Trainer, module: HasLogprobs, batch: PromptBatch) -> float:
         """Mean absolute difference in nats; raises RuntimeError where it is too large."""

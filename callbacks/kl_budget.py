@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from logra_lightning.callbacks.weight_sync import WeightSync
 from logra_lightning.sketch import KLProbe, RowAdam
 from logra_lightning.sketch.inject import float32_weights
+from logra_lightning.sketch.precision import full_precision
 from logra_lightning.sketch.predicted_kl import first_not_finite
 from logra_lightning.sketch.step_kl import StepKL
 
@@ -73,8 +74,8 @@ class KLBudget(Callback):
     `kl_probe`, as `HasKLProbe` says.
 
     Logs, in nats per completion token, `kl/budget`, `kl/predicted`, `kl/measured`, `kl/ratio`
-    (measured over predicted), `kl/backtracks`, and of a bf16 policy `kl/measured_bf16` (what its
-    own forward pass sees of the update) and `kl/floor_bf16` (the KL that bf16 alone makes); also
+    (measured over predicted), `kl/backtracks`, and of a bf16 policy `kl/measured_bf16` (the update
+    injected into its own forward pass) and `kl/floor_bf16` (the KL that bf16 alone makes); also
     `time/kl_s`, which is part of `time/update_s`.
 
     Args:
@@ -84,7 +85,8 @@ class KLBudget(Callback):
         schedule: `cosine`, `linear` or `constant`.
         max_scale: largest step scale.
         probe_rollouts: rollouts of the batch that are looked at, by each rank.
-        probe_max_tokens: most tokens of prompt and completion of each.
+        probe_max_tokens: where a completion is cut off, counted with its prompt. Prompts are never
+            cut, and memory grows with the square of the length: the probe has plain attention.
         mismatch_subtraction: subtract a moving average of the mismatch between engine and trainer
             from the budget, down to half of it.
         mismatch_weight: of the newest value in that average.
@@ -154,8 +156,9 @@ class KLBudget(Callback):
         self._told_floor = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        kinds = [type(callback) for callback in trainer.callbacks]  # type: ignore[attr-defined]
-        if WeightSync in kinds and kinds.index(WeightSync) < kinds.index(type(self)):
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        before = callbacks[: callbacks.index(self)]
+        if any(isinstance(callback, WeightSync) for callback in before):
             raise ValueError("put KLBudget before WeightSync in the Trainer's callbacks")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -192,7 +195,8 @@ class KLBudget(Callback):
         module: Any = pl_module
         probe: KLProbe = module.kl_probe(self.probe_rollouts, self.probe_max_tokens)
         started = time.perf_counter()
-        budget = self._less_mismatch(budget, probe.mismatch)
+        mismatch = _mean_over_ranks(trainer, probe.mismatch)
+        budget = self._less_mismatch(budget, mismatch)
         with _exactly(trainer, probe, optimizer):
             step = StepKL(probe, optimizer, partial(_over_ranks, trainer))
             q = step.predict(self.method)
@@ -204,12 +208,12 @@ class KLBudget(Callback):
             scale = min(self.max_scale, math.sqrt(budget / q)) if q > 0 else 1.0
             scale, measured, backtracks = self._fit(step, scale, budget)
         if not math.isfinite(measured):
-            optimizer.skip(f"the measured KL is {measured}")
+            optimizer.skip(f"the KL of the update is {measured}, from its logits")
         elif self.backtrack and measured > self.tolerance * budget:
             optimizer.reject()
         else:
             optimizer.step_scale = scale
-            self._remember(probe.mismatch)
+            self._remember(mismatch)
         self._log(pl_module, budget, scale * scale * q, measured, backtracks)
         pl_module.log("time/kl_s", time.perf_counter() - started)
         if self.bf16_every and trainer.global_step % self.bf16_every == 0:
@@ -279,7 +283,8 @@ class KLBudget(Callback):
         with trainer.precision_plugin.forward_context():
             old = step.probe.hidden()
             new = step.probe.hidden(step.changes(scale))
-        seen, floor = step.between(old, new), step.between(step.old, old)
+        with full_precision(trainer.strategy.root_device):
+            seen, floor = step.between(old, new), step.between(step.old, old)
         values = {"kl/measured_bf16": seen, "kl/floor_bf16": floor}
         for logger in trainer.loggers:  # not at every step, which `log` cannot do
             logger.log_metrics(values, step=trainer.global_step + 1)
@@ -294,12 +299,20 @@ class KLBudget(Callback):
 
 @contextmanager
 def _exactly(trainer: Trainer, probe: KLProbe, optimizer: RowAdam) -> Iterator[None]:
-    device = trainer.strategy.root_device.type
     with (
-        torch.autocast(device, enabled=False),
+        full_precision(trainer.strategy.root_device),
         float32_weights(probe.model, optimizer.residual),
     ):
         yield
+
+
+def _mean_over_ranks(trainer: Trainer, value: float | None) -> float | None:
+    if value is None:
+        return None
+    device = trainer.strategy.root_device
+    total = torch.tensor([value, 1.0], dtype=torch.float64, device=device)
+    total = _over_ranks(trainer, total)
+    return (total[0] / total[1]).item()
 
 
 def _over_ranks(trainer: Trainer, total: Tensor) -> Tensor:

@@ -70,6 +70,7 @@ class WeightSync(Callback):
         self._engine_name = ""
         self._mode = mode
         self._queue: list[Factors] = []
+        self._moved = False
         self._hook: RemovableHandle | None = None
         self._bytes: list[int] = []
         self._dense_bytes = 0
@@ -77,6 +78,9 @@ class WeightSync(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         engine = _module(pl_module).ready_engine()
         self._engine_name = type(engine).__name__
+        optimizer = _row_adam(trainer)
+        if optimizer is not None:  # in every mode, so that nobody keeps them through the next step
+            self._hook = optimizer.register_step_post_hook(self._take_factors)
         if not isinstance(engine, SyncedEngine):
             rank_zero_info(
                 f"WeightSync is inactive: {self._engine_name} samples from the weights that train."
@@ -84,12 +88,8 @@ class WeightSync(Callback):
             return
         self._engine = engine
         self._mode = self._possible_mode(trainer, engine)
-        self._queue, self._bytes = [], []
+        self._queue, self._bytes, self._moved = [], [], False
         self._dense_bytes = sum(p.nbytes for p in _module(pl_module).policy.parameters())
-        if self._mode == "factors":
-            optimizer = _row_adam(trainer)
-            assert optimizer is not None
-            self._hook = optimizer.register_step_post_hook(self._take_factors)
         start = time.perf_counter()
         if self._mode == "shared":
             engine.share(_module(pl_module).policy)
@@ -129,8 +129,10 @@ class WeightSync(Callback):
     def _take_factors(self, optimizer: Optimizer, *_: Any) -> None:
         assert isinstance(optimizer, RowAdam)
         factors = optimizer.take_factors()
-        if factors is not None:
-            self._queue.append(factors)
+        if factors is not None and self._engine is not None:
+            unused = self._mode != "factors"
+            self._moved = self._moved or bool(factors.directions)
+            self._queue.append(replace(factors, directions={}) if unused else factors)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -151,13 +153,15 @@ class WeightSync(Callback):
     ) -> tuple[int, str]:
         """Bytes that were sent, and how."""
         updates, self._queue = self._queue, []
+        moved, self._moved = self._moved or _row_adam(trainer) is None, False
         version, held = trainer.global_step, engine.policy_version
         if self._mode == "shared":
             if held != version:
                 engine.refresh(version=version)
             return 0, "shared"
         every = engine.sleep_mode == "weights"  # nothing of the old weights is left
-        if self._mode == "dense" and held == version and not every:
+        if self._mode == "dense" and not every and (held == version or not moved):
+            engine.policy_version = version
             return 0, "dense"
         if self._mode == "factors":
             made_of = [*(factors.version for factors in updates), version]

@@ -21,22 +21,22 @@ STEPS = 60
 # The budget never binds, so that the scale stays what it is; it is measured all the same.
 OPEN = ["--kl_budget.start=1e9", "--kl_budget.end=1e9", "--kl_budget.backtrack=false"]
 OPEN += ["--kl_budget.max_scale=1"]
-COSINE = ["--model.lr_scheduler=torch.optim.lr_scheduler.CosineAnnealingLR"]
-COSINE += [f"--model.lr_scheduler.init_args.T_max={STEPS}"]
+COSINE = "--model.lr_scheduler=torch.optim.lr_scheduler.CosineAnnealingLR"
 RATIOS = (0.0005, 0.002, 0.008)
 
 
-def rules() -> dict[str, list[list[str]]]:
+def rules(steps: int) -> dict[str, list[list[str]]]:
     """Name of each rule to the arguments of its runs, from small to large steps."""
     ratios = [[f"--model.optimizer.init_args.update_ratio={ratio}"] for ratio in RATIOS]
     budgets = [
         [f"--kl_budget.start={start}", f"--kl_budget.end={start / 4}", "--kl_budget.max_scale=100"]
         for start in (0.005, 0.02, 0.08)
     ]
+    cosine = [COSINE, f"--model.lr_scheduler.init_args.T_max={steps}"]
     return {
         "KL budget": budgets,
         "fixed scale": [[*OPEN, *ratio] for ratio in ratios],
-        "cosine learning rate": [[*OPEN, *COSINE, *ratio] for ratio in ratios],
+        "cosine learning rate": [[*OPEN, *cosine, *ratio] for ratio in ratios],
     }
 
 
@@ -92,7 +92,7 @@ def main() -> None:
     results: dict[str, list[dict[str, list[float]]]] = {}
     print("| rule | success after, small / middle / large steps |")
     print("|---|---|")
-    for name, runs in rules().items():
+    for name, runs in rules(args.steps).items():
         results[name] = [run(arguments, args.steps) for arguments in runs]
         after = " / ".join(f"{values['eval/pass@1'][-1]:.3f}" for values in results[name])
         print(f"| {name} | {after} |", flush=True)

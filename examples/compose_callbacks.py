@@ -116,7 +116,8 @@ if __name__ == "__main__":
     torch_engine = parser.parse_args().engine == "torch"
     engine = TorchEngine() if torch_engine else VLLMEngine(kv_cache_memory_bytes=1 << 26)
     trainer = Trainer(
-        accelerator="cpu",
+        accelerator="auto",
+        devices=1,
         strategy=SketchStrategy(rank=64),
         callbacks=[
             SketchAccumulation(refresh_every=1),

@@ -193,7 +193,7 @@ def main() -> None:
     """
     try:
         LograCLI()
-    except (ValueError, ImportError, RuntimeError) as error:
+    except (ValueError, ImportError, RuntimeError, FloatingPointError) as error:
         if os.environ.get("LOGRA_TRACEBACK") or not _is_ours(error):
             raise
         sys.exit(f"error: {error}")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
@@ -205,16 +205,9 @@ class PolicyModule(LightningModule):
         Raises:
             RuntimeError: the engine samples from an older policy than the one being trained.
         """
-        engine = self.ready_engine()
-        if engine.policy_version not in (None, self.global_step):
-            raise RuntimeError(
-                f"{type(engine).__name__} samples from policy version {engine.policy_version}, but "
-                f"{self.global_step} steps have been made: add the WeightSync callback "
-                f"(logra_lightning.callbacks); on the command line, weight_sync.enabled=true"
-            )
         return collect(
             prompts,
-            engine=engine,
+            engine=self._current_engine(),
             decode=self._decode,
             rewards=self.rewards,
             advantage=self.advantage,
@@ -325,7 +318,7 @@ class PolicyModule(LightningModule):
         """One completion per prompt with its reward, as plain values."""
         return evaluate(
             prompts,
-            engine=self.ready_engine(),
+            engine=self._current_engine(),
             decode=self._decode,
             rewards=self.rewards,
             sampling=self.eval_sampling,
@@ -347,7 +340,7 @@ class PolicyModule(LightningModule):
     def configure_callbacks(self) -> list[Any]:
         # The first hook of all: before Lightning's own check, whose message names no way out.
         check_trainer_options(self.trainer)
-        return []
+        return [_CloseEngine()]
 
     def configure_model(self) -> None:
         """Load the policy, once; the precision decides the dtype of its weights."""
@@ -435,6 +428,18 @@ class PolicyModule(LightningModule):
             self._engine_started = True
         return self.engine
 
+    def _current_engine(self) -> Engine:
+        """The engine, with the weights of now."""
+        engine = self.ready_engine()
+        fitting = self.trainer.state.fn == TrainerFn.FITTING
+        if fitting and engine.policy_version not in (None, self.global_step):
+            raise RuntimeError(
+                f"{type(engine).__name__} samples from policy version {engine.policy_version}, but "
+                f"{self.global_step} steps have been made: add the WeightSync callback "
+                f"(logra_lightning.callbacks); on the command line, weight_sync.enabled=true"
+            )
+        return engine
+
     def _decode(self, token_ids: Sequence[list[int]]) -> list[str]:
         return self.tokenizer.batch_decode(list(token_ids), skip_special_tokens=True)
 
@@ -453,6 +458,16 @@ class PolicyModule(LightningModule):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._phase_s[name] = time.perf_counter() - start
+
+
+class _CloseEngine(Callback):
+    """Lightning tears a module down only where all went well."""
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        assert isinstance(pl_module, PolicyModule)
+        pl_module.teardown("fit")
 
 
 def _default_engine() -> Engine:

@@ -56,3 +56,14 @@ def test_sketch_vs_dense(tmp_path: Path) -> None:
     for kind, results in figures.items():
         assert results[0]["after"] > 0.9
         assert f"| {kind} | {results[0]['before']:.3f} | {results[0]['after']:.3f} |" in table
+
+
+@pytest.mark.vllm
+def test_kl_probe(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    table, figures = run("kl_probe.py", tmp_path / "x.json")
+    result: Any = figures["quickstart"]
+    assert result["steps"] == 20
+    assert 0.7 <= result["ratio"] <= 1.4
+    assert result["over"] <= 2.0
+    assert f"| quickstart | 20 | {result['ratio']:.2f} | {result['over']:.2f} |" in table

@@ -76,7 +76,9 @@ class VLLMEngine:
         self.engine_args = engine_args or {}
         self.policy_version: int | None = None
         self._llm: Any = None
+        self._core_in_process = True
         self._in_process = True
+        self._shared: list[tuple[str, Parameter, Tensor]] = []
         self.weight_dtype = torch.float32
         self._owns_process_group = False
         self._stop_token_ids: list[int] = []
@@ -117,8 +119,9 @@ class VLLMEngine:
         self._llm, separate = launch(
             policy.config, type(policy).__name__, options | self.engine_args
         )
+        self._core_in_process = not separate
         self._in_process = not separate and self.tensor_parallel_size == 1
-        if self._in_process:
+        if self._core_in_process:
             VLLMEngine._running = self
         self.max_model_len = self._llm.llm_engine.model_config.max_model_len
         self._check_policy(policy)
@@ -135,7 +138,15 @@ class VLLMEngine:
         return dtype
 
     def _check_policy(self, policy: nn.Module) -> None:
-        """Every weight of the engine has one of the policy, of the same shape."""
+        """Every weight of the engine has one of the policy, of the same shape and place."""
+        device, own = self._call("device")[0], next(policy.parameters()).device.type
+        if device != own:
+            self.close()
+            raise ValueError(
+                f"the policy is on {own} and vLLM on {device}, where the same update has other "
+                f"bits: set trainer.accelerator so that they agree, or model.engine to "
+                f"logra_lightning.rollout.TorchEngine"
+            )
         self._shapes = self._call("shapes")[0]
         given = {name: list(p.shape) for name, p in _named_parameters(policy)}
         lacking = sorted(set(self._shapes) - set(given))
@@ -161,7 +172,7 @@ class VLLMEngine:
             VLLMEngine._running = None
         self.policy_version = None
         self._asleep, self._weights_lost = [], False
-        self._projections = {}
+        self._projections, self._shared = {}, []
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -271,7 +282,17 @@ class VLLMEngine:
         self.refresh(version=version)
 
     def refresh(self, *, version: int) -> None:
-        """See `SyncedEngine.refresh`."""
+        """See `SyncedEngine.refresh`.
+
+        Raises:
+            RuntimeError: a shared parameter has been given other memory.
+        """
+        for name, parameter, view in self._shared:
+            if parameter.data_ptr() != view.data_ptr():
+                raise RuntimeError(
+                    f"{name!r} no longer shares its memory with the engine: something replaced it, "
+                    f"such as a call of .to() on the policy; use weight_sync.mode=factors"
+                )
         self._reset_cache()
         self.policy_version = version
 
@@ -294,6 +315,7 @@ class VLLMEngine:
             view = views[name]
             view.copy_(parameter.data)
             parameter.data = view
+            self._shared.append((name, parameter, view))
         self.refresh(version=self.policy_version or 0)
 
     def _why_not_shared(self, policy: nn.Module) -> str:
@@ -336,13 +358,14 @@ class VLLMEngine:
         return names
 
     def _check_names(self, weights: Iterable[PolicyWeight]) -> None:
+        wrong = []
         for weight in weights:
             expected, given = self._shapes.get(weight.name), list(weight.tensor.shape)
             if expected != given:
-                raise ValueError(
-                    f"the engine has no weight {weight.name!r} of shape {given}"
-                    f"{f' but {expected}' if expected else ''}"
-                )
+                other = f" but {expected}" if expected else ""
+                wrong.append(f"{weight.name!r} of shape {given}{other}")
+        if wrong:
+            raise ValueError(f"the engine has no weight {', '.join(wrong)}")
 
     def _check_directions(self, factors: Factors) -> None:
         expected, given = set(self._projections.values()), set(factors.directions)
@@ -366,7 +389,8 @@ class VLLMEngine:
         if self.sleep_mode == "none" or self._llm is None or self._asleep:
             return
         if self.sleep_mode == "kv":
-            self._llm.llm_engine.step()  # lets the scheduler forget its finished requests
+            if self._core_in_process:
+                self._llm.llm_engine.step()  # lets the scheduler forget its finished requests
             self._llm.sleep(level=0)
             self._llm.release_kv_cache_memory()
             self._asleep = ["kv_cache"]

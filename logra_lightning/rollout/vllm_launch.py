@@ -32,14 +32,18 @@ _OWN_OPTIONS = {
     "enable_sleep_mode",
 }
 
+# Where the weights would be in other processes, unknown to the engine.
+_ELSEWHERE = {"distributed_executor_backend", "pipeline_parallel_size", "data_parallel_size"}
+
 
 def check_engine_args(engine_args: Mapping[str, Any]) -> None:
     """Raise ValueError for arguments of `vllm.LLM` that `VLLMEngine` sets itself."""
-    taken = sorted((_OWN_OPTIONS | {"model", "tokenizer", "seed", *_FIXED}) & set(engine_args))
+    own = _OWN_OPTIONS | _ELSEWHERE | {"model", "tokenizer", "seed", *_FIXED}
+    taken = sorted(own & set(engine_args))
     if taken:
         raise ValueError(
             f"model.engine.init_args.engine_args sets {', '.join(taken)}, which VLLMEngine sets "
-            f"itself: use its own options"
+            f"itself or does not support: use its own options"
         )
 
 

@@ -7,9 +7,11 @@ process than the trainer, so messages can be bytes.
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -44,6 +46,10 @@ class WeightReceiver:
         self._parameters = {name: p.data for name, p in model.named_parameters()}
         self._projections: dict[str, str] = {}
         self._residuals: dict[tuple[str, int], Tensor] = {}
+
+    def device(self) -> str:
+        """Kind of device that the weights are on."""
+        return next(iter(self._parameters.values())).device.type
 
     def shapes(self) -> dict[str, list[int]]:
         """Name of each weight that is expected from the policy to its shape."""
@@ -133,4 +139,6 @@ class WorkerExtension:
 
     def logra_seed(self, seed: int) -> None:
         """Seed this process; who calls restores what it needs."""
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))  # vLLM's GPU sampler draws the seeds of requests from it
         torch.manual_seed(seed)

@@ -108,9 +108,11 @@ def float32_weights(
         residual: of a weight, from `RowAdam.residual`.
     """
     handles = []
+    widened: list[tuple[nn.Module, dict[str, Tensor]]] = []
     for module in model.modules():
         if any(p.dtype != torch.float32 for p in module.parameters(recurse=False)):
             saved: dict[str, Tensor] = {}
+            widened.append((module, saved))
 
             def widen(module: nn.Module, _: Any, saved: dict[str, Tensor] = saved) -> None:
                 for name, parameter in module.named_parameters(recurse=False):
@@ -119,13 +121,20 @@ def float32_weights(
                     parameter.data = wide
 
             def restore(module: nn.Module, *_: Any, saved: dict[str, Tensor] = saved) -> None:
-                for name, parameter in module.named_parameters(recurse=False):
-                    parameter.data = saved.pop(name)
+                _restore(module, saved)
 
             handles.append(module.register_forward_pre_hook(widen))
-            handles.append(module.register_forward_hook(restore, always_call=True))
+            handles.append(module.register_forward_hook(restore))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+        for module, saved in widened:  # where an error, or Ctrl-C, ended a forward pass
+            _restore(module, saved)
+
+
+def _restore(module: nn.Module, saved: dict[str, Tensor]) -> None:
+    for name, parameter in module.named_parameters(recurse=False):
+        if name in saved:
+            parameter.data = saved.pop(name)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from logra_lightning.sketch.master import join, split_
+from logra_lightning.sketch.precision import full_precision
 
 # Large enough that most matrices of small models are one tile, small enough that no fp32 copy of a
 # large matrix ever exists.
@@ -53,7 +54,7 @@ def merge_(
             f"{'without' if residual is None else 'with'} a residual"
         )
     whole = shape or (weight.shape[0], weight.shape[1])
-    with torch.autocast(weight.device.type, enabled=False), _full_precision():
+    with full_precision(weight.device):
         left = direction.to(torch.float32) * entries.shape[0] ** -0.5
         for columns, across, width in _tiles(origin[1], weight.shape[1], whole[1]):
             right = entries.new_zeros(entries.shape[0], width, dtype=torch.float32)
@@ -85,14 +86,3 @@ def _subtract_(weight: Tensor, residual: Tensor | None, product: Tensor, decay: 
         master.sub_(product[part])
         if residual is not None:
             split_(master, weight[part], residual[part])
-
-
-class _full_precision:
-    """fp32 matrix products without TF32 or bf16 passes, whatever the user chose."""
-
-    def __enter__(self) -> None:
-        self._before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_float32_matmul_precision(self._before)

@@ -21,6 +21,7 @@ from logra_lightning.sketch.adamw import AdamWOptions, adamw_state, adamw_step_
 from logra_lightning.sketch.bank import Sketch, SketchBank
 from logra_lightning.sketch.factors import Factors
 from logra_lightning.sketch.merge import merge_
+from logra_lightning.sketch.precision import full_precision
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class RowAdam(torch.optim.Optimizer):
         step_scale: multiplies the next step; 1 unless set while it is pending.
         last_step_scale: of the last step; 0 where the gradient was zero.
         factors: what the last step merged into the sketched weights; see `take_factors`.
+        is_committing: whether some weights have been updated and others not yet.
         skipped_steps: so far.
         rejected_steps: so far.
 
@@ -124,6 +126,7 @@ class RowAdam(torch.optim.Optimizer):
         self.max_skipped_steps = max_skipped_steps
         self.skipped_steps = 0
         self.rejected_steps = 0
+        self.is_committing = False
         self._skipped_in_a_row = 0
         self._skip_reason = ""
         self._rejected = False
@@ -164,26 +167,29 @@ class RowAdam(torch.optim.Optimizer):
     def propose(self) -> Proposal:
         """The proposal for the sketches as they stand; the same one until `step` commits it."""
         if self.proposal is None:
-            squares = {s.name: _row_squares(s) for s in self.sketches}
-            grad_norm, problem = self._grad_norm(squares)
-            if problem:
-                self.proposal = Proposal({}, {}, 0.0, grad_norm, problem)
-                return self.proposal
-            clip = self._clip(grad_norm)
-            moments, roots = {}, {}
-            group = self.param_groups[0]
-            for sketch in self.sketches:
-                state = self.state[sketch.module.weight]
-                mean_square = squares[sketch.name] * (clip**2 / self.sketches.rank)
-                moment = state["row_moment"].to(torch.float64)
-                moment = moment * group["beta2"] + mean_square * (1 - group["beta2"])
-                moments[sketch.name] = moment.to(torch.float32)
-                correction = 1 - group["beta2"] ** (state["step"].item() + 1)
-                roots[sketch.name] = (moment / correction).sqrt()
-            row_scales = self._row_scales(squares, roots, clip)
-            decay_rate = group["lr"] * group["weight_decay"]
-            self.proposal = Proposal(row_scales, moments, decay_rate, grad_norm)
+            with full_precision(self.sketches.flat.device):
+                self.proposal = self._propose()
         return self.proposal
+
+    def _propose(self) -> Proposal:
+        squares = {s.name: _row_squares(s) for s in self.sketches}
+        grad_norm, problem = self._grad_norm(squares)
+        if problem:
+            return Proposal({}, {}, 0.0, grad_norm, problem)
+        clip = self._clip(grad_norm)
+        moments, roots = {}, {}
+        group = self.param_groups[0]
+        for sketch in self.sketches:
+            state = self.state[sketch.module.weight]
+            mean_square = squares[sketch.name] * (clip**2 / self.sketches.rank)
+            moment = state["row_moment"].to(torch.float64)
+            moment = moment * group["beta2"] + mean_square * (1 - group["beta2"])
+            moments[sketch.name] = moment.to(torch.float32)
+            correction = 1 - group["beta2"] ** (state["step"].item() + 1)
+            roots[sketch.name] = (moment / correction).sqrt()
+        row_scales = self._row_scales(squares, roots, clip)
+        decay_rate = group["lr"] * group["weight_decay"]
+        return Proposal(row_scales, moments, decay_rate, grad_norm)
 
     def _row_scales(
         self, squares: dict[str, Tensor], roots: dict[str, Tensor], clip: float
@@ -238,10 +244,12 @@ class RowAdam(torch.optim.Optimizer):
         finally:
             self.proposal = None
             self._skip_reason, self._rejected = "", False
+        self.is_committing = True
         self.factors = self._merge(proposal if committed else None)
         if committed:
             for group in self.param_groups[1:]:
                 adamw_step_(group, self.state, self._clip(proposal.grad_norm))
+        self.is_committing = False
         self.last_step_scale = self.step_scale if committed else 0.0
         self.step_scale = 1.0
         return result
@@ -306,17 +314,22 @@ class RowAdam(torch.optim.Optimizer):
         return self.state.get(weight, {}).get("residual")
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch has it, with what the row moments depend on."""
-        return super().state_dict() | {"sketch": self._settings()}
+        """As torch has it, with what the row moments depend on and counts of steps."""
+        counts = [self.skipped_steps, self.rejected_steps, self._skipped_in_a_row]
+        return super().state_dict() | {"sketch": self._settings(), "counts": counts}
 
     def _settings(self) -> dict[str, Any]:
         bank = self.sketches
         return {
             "rule": type(self).__name__,
+            "masters": "bf16 and a residual" if self._has_residuals() else "fp32",
             "rank": bank.rank,
             "projection_seed": bank.seed,
             "projection": bank.projection,
         }
+
+    def _has_residuals(self) -> bool:
+        return any("residual" in self.state[param] for param in self.param_groups[0]["params"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As saved, dtypes included: the base class would cast moments to the weights' dtype.
@@ -328,9 +341,11 @@ class RowAdam(torch.optim.Optimizer):
         if saved != own:
             raise ValueError(
                 f"the checkpoint's optimizer was made with {saved or 'no sketches'}, this one with "
-                f"{own}: resume with the same strategy and optimizer"
+                f"{own}: resume with the same strategy, optimizer and precision"
             )
-        super().load_state_dict({k: v for k, v in state_dict.items() if k != "sketch"})
+        own_keys = ("sketch", "counts")
+        super().load_state_dict({k: v for k, v in state_dict.items() if k not in own_keys})
+        self.skipped_steps, self.rejected_steps, self._skipped_in_a_row = state_dict["counts"]
         self.proposal = None
         params = [p for group in self.param_groups for p in group["params"]]
         ids = [i for group in state_dict["param_groups"] for i in group["params"]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from logra_lightning import SamplingParams, SketchAccumulation
@@ -105,6 +105,27 @@ def test_it_refuses_to_train_and_prints_both(
     )
     with pytest.raises(RuntimeError, match=message):
         run(tmp_path, engine(), EngineCheck(), module=options)
+
+
+def test_the_second_check_waits_for_a_step_that_moved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Reject(Callback):
+        def on_before_optimizer_step(self, trainer: Trainer, module: Any, optimizer: Any) -> None:
+            if trainer.global_step == 0:
+                optimizer.reject()
+
+    with caplog.at_level("INFO", logger=LOGGER):
+        module = policy(engine=CopyEngine())
+        callbacks: list[Callback] = [SketchAccumulation(), Reject(), WeightSync(), EngineCheck()]
+        fitted = trainer(tmp_path, steps=4, callbacks=callbacks)
+        fitted.fit(module, datamodule=data(tmp_path))
+    assert [re.findall(r"step (\d)", m)[0] for m in told(caplog)] == ["0", "2"]
+
+
+def test_a_module_without_what_it_needs_is_told() -> None:
+    with pytest.raises(ValueError, match="EngineCheck needs LightningModule to have 'policy'"):
+        EngineCheck().on_train_start(Trainer(logger=False), LightningModule())
 
 
 def test_the_bound_can_be_set(tmp_path: Path) -> None:

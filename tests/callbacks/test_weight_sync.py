@@ -191,6 +191,31 @@ def saving(folder: Path) -> dict[str, Any]:
     return {"callbacks": [checkpoint], "enable_checkpointing": True}
 
 
+def test_dense_sends_nothing_after_a_step_that_changed_nothing(tmp_path: Path) -> None:
+    def same(completion: str) -> float:
+        return 1.0
+
+    engine = CopyEngine()
+    module = policy(engine=engine, rewards=[Reward(same)])
+    watch = run(tmp_path, module, WeightSync(mode="dense"))
+    assert [call for call in engine.calls if call != "sleep"] == ["load"]
+    assert watch.logged == [(2.0, 0.0)] * 3
+
+
+@pytest.mark.parametrize("mode", ["shared", "dense"])
+def test_nobody_keeps_the_factors_of_the_last_step(tmp_path: Path, mode: Any) -> None:
+    kept = []
+
+    class Look(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+            factors = trainer.optimizers[0].factors  # type: ignore[attr-defined]
+            kept.append((factors, len(sync._queue)))
+
+    sync = WeightSync(mode=mode)
+    run(tmp_path, policy(engine=CopyEngine()), sync, callbacks=[Look()])
+    assert kept == [(None, 0)] * 3
+
+
 def test_a_resumed_run_starts_with_all_weights(tmp_path: Path) -> None:
     last = tmp_path / "a" / "last.ckpt"
     run(tmp_path, policy(engine=CopyEngine()), WeightSync(), 2, **saving(last.parent))
@@ -296,6 +321,35 @@ def test_vllm_follows_the_policy_bit_for_bit(tmp_path: Path, mode: Any, precisio
     watch = run(tmp_path, module, WeightSync(mode=mode, verify_every=1), precision=precision)
     assert len(watch.logged) == 3
     assert module.engine._llm is None  # type: ignore[union-attr]
+
+
+@pytest.mark.vllm
+def test_a_run_that_fails_closes_its_engine(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+
+    def fails(completion: str) -> float:
+        raise ZeroDivisionError
+
+    module = policy(engine=vllm_engine(), rewards=[Reward(fails)])
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path, module, WeightSync())
+    again = policy(engine=vllm_engine())
+    run(tmp_path, again, WeightSync(), steps=1)
+
+
+@pytest.mark.vllm
+def test_weights_that_stop_being_shared_stop_the_run(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+
+    class Replace(Callback):
+        def on_train_batch_start(self, trainer: Trainer, module: Any, *_: Any) -> None:
+            if trainer.global_step == 1:
+                weight = module.policy.model.norm.weight
+                weight.data = weight.data.clone()
+
+    module = policy(engine=vllm_engine())
+    with pytest.raises(RuntimeError, match="'model.norm.weight' no longer shares its memory"):
+        run(tmp_path, module, WeightSync(mode="shared"), callbacks=[Replace()])
 
 
 @pytest.mark.vllm

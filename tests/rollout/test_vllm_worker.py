@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from logra_lightning.rollout.process_state import random_state_kept
 from logra_lightning.rollout.vllm_worker import WeightReceiver, WorkerExtension, decode, encode
 from logra_lightning.rollout.weights import PolicyWeight
 from logra_lightning.sketch import Factors, merge_
@@ -89,3 +92,16 @@ def test_the_extension_answers_bytes_with_bytes() -> None:
     extension.model_runner = type("", (), {"get_model": lambda self: model})()
     assert extension.logra_call("shapes", ()) == {"up.weight": [3, 4]}
     assert decode(extension.logra_call("shapes", encode(()))) == {"up.weight": [3, 4]}
+
+
+def test_a_seed_fixes_all_that_samplers_draw_from() -> None:
+    """vLLM's sampler on a CPU draws from torch, that on a GPU from numpy."""
+
+    def draw(seed: int) -> tuple[float, float, float]:
+        WorkerExtension().logra_seed(seed)
+        return torch.rand(()).item(), np.random.rand(), random.random()
+
+    with random_state_kept():
+        first = draw(2**40 + 1)
+        assert draw(2**40 + 1) == first
+        assert all(a != b for a, b in zip(draw(2**40 + 2), first, strict=True))

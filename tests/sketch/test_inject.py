@@ -118,10 +118,15 @@ def test_a_bf16_model_runs_in_fp32_with_its_masters() -> None:
     )
 
 
-def test_weights_are_restored_after_an_error_inside_the_model() -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_weights_are_restored_after_an_error_inside_the_model(error: type[BaseException]) -> None:
     model = make_llama().to(torch.bfloat16)
-    model.model.layers[1].mlp.up_proj.register_forward_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError), float32_weights(model, lambda _: None):
+
+    def fail(*_: object) -> None:
+        raise error
+
+    model.model.layers[1].mlp.up_proj.register_forward_hook(fail)
+    with pytest.raises(error), float32_weights(model, lambda _: None):
         model(torch.arange(4).view(1, 4))
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert len(model.model.layers[1].mlp.up_proj._forward_hooks) == 1

@@ -393,7 +393,7 @@ def test_a_checkpoint_of_other_sketches_or_another_optimizer_is_refused(pair: Pa
         RowAdam(pair.parameters(), bank).state_dict(),
         torch.optim.AdamW(pair.parameters()).state_dict(),
     ):
-        with pytest.raises(ValueError, match="resume with the same strategy and optimizer"):
+        with pytest.raises(ValueError, match="resume with the same strategy, optimizer"):
             optimizer.load_state_dict(saved)
 
 
