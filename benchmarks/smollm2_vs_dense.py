@@ -1,6 +1,6 @@
 """Sketches against dense AdamW on a real model: SmolLM2-135M learns which number is larger.
 
-    python benchmarks/smollm2_vs_dense.py --model FOLDER --runs runs/smollm2 --plot docs/smollm2.png
+    python benchmarks/smollm2_vs_dense.py --model FOLDER --plot examples/figures/smollm2.png
 
 Three seeds of sketches under a KL budget, and dense AdamW on the same matrices at three learning
 rates, all with equal rollouts per step. FOLDER is what `python examples/fetch_smollm2.py` prints.

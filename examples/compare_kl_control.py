@@ -1,6 +1,6 @@
 """A KL budget against a fixed step scale and a cosine learning rate, on the quick start's task.
 
-    python examples/compare_kl_control.py --output docs/kl_control.png
+    python examples/compare_kl_control.py --output examples/figures/kl_control.png
 
 Each rule runs at several step sizes with the same rollouts per step. Left: reward; right: measured
 against predicted KL of the runs, with the diagonal. The runs without a budget are measured too, by

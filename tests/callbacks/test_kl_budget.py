@@ -265,7 +265,9 @@ def test_a_policy_that_is_not_finite_is_named_and_the_last_checkpoint_stays(tmp_
         callbacks=[SketchAccumulation(), Poison(), KLBudget(), saving],
         enable_checkpointing=True,
     )
-    with pytest.raises(FloatingPointError, match="predicted KL is nan, from 'model.norm' on; noth"):
+    with pytest.raises(
+        FloatingPointError, match="predicted KL is nan, from 'model.norm' on; nothing"
+    ):
         fitted.fit(module, datamodule=data(tmp_path))
     assert (tmp_path / "step=2.ckpt").is_file()
 

@@ -194,7 +194,9 @@ def test_a_sketch_that_is_not_finite_is_named_and_changes_nothing(pair: Pair, va
         copy.deepcopy(pair.state_dict()),
         copy.deepcopy(optimizer.state_dict()["state"]),
     )
-    with pytest.warns(UserWarning, match=r"not finite in 1 of 2 weights, first in 'o_proj'; noth"):
+    with pytest.warns(
+        UserWarning, match=r"not finite in 1 of 2 weights, first in 'o_proj'; nothing"
+    ):
         optimizer.step()
     factors = optimizer.take_factors()
     assert factors is not None
