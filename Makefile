@@ -24,7 +24,7 @@ STAMP := $(VENV)/.installed
 .PHONY: help install quickstart smollm2 test test-slow check format clean FORCE
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 install: $(STAMP) ## make .venv with the package and its tools; a second call does nothing
 	@echo "[install] $(VENV) is ready"
