@@ -22,6 +22,7 @@ from logra_lightning.sketch import KLProbe, RowAdam
 from logra_lightning.sketch.inject import float32_weights
 from logra_lightning.sketch.precision import full_precision
 from logra_lightning.sketch.predicted_kl import first_not_finite
+from logra_lightning.sketch.row_adam import row_adam_of
 from logra_lightning.sketch.step_kl import StepKL
 
 _SHRINK = 0.5  # at least by this, at each try
@@ -162,7 +163,7 @@ class KLBudget(Callback):
             raise ValueError("put KLBudget before WeightSync in the Trainer's callbacks")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        optimizer = next((o for o in trainer.optimizers if isinstance(o, RowAdam)), None)
+        optimizer = row_adam_of(trainer.optimizers)
         if optimizer is None:
             rank_zero_info(
                 f"KLBudget is inactive: {type(trainer.optimizers[0]).__name__} makes no proposals."

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
 from logra_lightning.sketch import RowAdam, SketchBank
+from logra_lightning.sketch.row_adam import row_adam_of
 
 
 class SketchAccumulation(Callback):
@@ -71,11 +72,11 @@ class SketchAccumulation(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        for optimizer in trainer.optimizers:
-            if isinstance(optimizer, RowAdam):
-                pl_module.log("optim/step_scale", optimizer.last_step_scale, prog_bar=True)
-                pl_module.log("optim/skipped_steps", float(optimizer.skipped_steps))
-                pl_module.log("optim/rejected_steps", float(optimizer.rejected_steps))
+        optimizer = row_adam_of(trainer.optimizers)
+        if optimizer is not None:
+            pl_module.log("optim/step_scale", optimizer.last_step_scale, prog_bar=True)
+            pl_module.log("optim/skipped_steps", float(optimizer.skipped_steps))
+            pl_module.log("optim/rejected_steps", float(optimizer.rejected_steps))
 
 
 def _sketches(trainer: Trainer) -> SketchBank | None:

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from logra_lightning.rollout import Engine, PolicyWeight, SyncedEngine
 from logra_lightning.sketch import Factors, RowAdam
 from logra_lightning.sketch.projection import canonical_name
+from logra_lightning.sketch.row_adam import row_adam_of
 
 MODES = ("shared", "factors", "dense")
 
@@ -78,7 +79,7 @@ class WeightSync(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         engine = _module(pl_module).ready_engine()
         self._engine_name = type(engine).__name__
-        optimizer = _row_adam(trainer)
+        optimizer = row_adam_of(trainer.optimizers)
         if optimizer is not None:  # in every mode, so that nobody keeps them through the next step
             self._hook = optimizer.register_step_post_hook(self._take_factors)
         if not isinstance(engine, SyncedEngine):
@@ -102,7 +103,7 @@ class WeightSync(Callback):
         self, trainer: Trainer, engine: SyncedEngine
     ) -> Literal["factors", "shared", "dense"]:
         """The mode that was asked for, or `dense` where there can be no factors."""
-        if self.mode == "factors" and _row_adam(trainer) is None:
+        if self.mode == "factors" and row_adam_of(trainer.optimizers) is None:
             rank_zero_info("WeightSync is dense: there are no factors without a RowAdam.")
             return "dense"
         if self.mode == "factors" and engine.sleep_mode == "weights":
@@ -130,9 +131,9 @@ class WeightSync(Callback):
         assert isinstance(optimizer, RowAdam)
         factors = optimizer.take_factors()
         if factors is not None and self._engine is not None:
-            unused = self._mode != "factors"
             self._moved = self._moved or bool(factors.directions)
-            self._queue.append(replace(factors, directions={}) if unused else factors)
+            if self._mode == "factors":
+                self._queue.append(factors)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -153,7 +154,7 @@ class WeightSync(Callback):
     ) -> tuple[int, str]:
         """Bytes that were sent, and how."""
         updates, self._queue = self._queue, []
-        moved, self._moved = self._moved or _row_adam(trainer) is None, False
+        moved, self._moved = self._moved or row_adam_of(trainer.optimizers) is None, False
         version, held = trainer.global_step, engine.policy_version
         if self._mode == "shared":
             if held != version:
@@ -195,7 +196,7 @@ class WeightSync(Callback):
         self, trainer: Trainer, pl_module: LightningModule, *, changed: bool = False
     ) -> Iterator[PolicyWeight]:
         """All weights of the policy, or those that train; exact masters where factors come."""
-        optimizer = _row_adam(trainer)
+        optimizer = row_adam_of(trainer.optimizers)
         sketched = {} if optimizer is None else optimizer.sketched_names()
         for name, parameter in _module(pl_module).policy.named_parameters():
             projection = sketched.get(parameter)
@@ -251,10 +252,6 @@ def _module(pl_module: LightningModule) -> HasEngine:
                 f"model) and `ready_engine()` (the started engine); it has no {name!r}"
             )
     return pl_module  # type: ignore[return-value]
-
-
-def _row_adam(trainer: Trainer) -> RowAdam | None:
-    return next((o for o in trainer.optimizers if isinstance(o, RowAdam)), None)
 
 
 def _only(factors: Factors, names: set[str | None]) -> Factors:

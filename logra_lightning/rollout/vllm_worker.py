@@ -89,13 +89,13 @@ class WeightReceiver:
             for name, projection in self._projections.items() if factors.directions else ():
                 source = self.layout[name]
                 rows, columns = source.shape
-                direction = factors.directions[projection]
+                device = self._place(source.blocks[0]).device
+                direction = factors.directions[projection].to(device)
+                entries = factors.entries(projection, columns, device=device)
                 for i, block in enumerate(source.blocks):
-                    weight = self._place(block)
-                    entries = factors.entries(projection, columns, device=weight.device)
                     merge_(
-                        weight,
-                        direction[block.row : block.row + block.rows].to(weight.device),
+                        self._place(block),
+                        direction[block.row : block.row + block.rows],
                         entries[:, block.column : block.column + (block.columns or 0)],
                         decay=factors.decay,
                         residual=self._residuals.get((name, i)),

@@ -355,6 +355,11 @@ class RowAdam(torch.optim.Optimizer):
                 self.state[param][key] = value.detach().clone().to(device)
 
 
+def row_adam_of(optimizers: Iterable[torch.optim.Optimizer]) -> RowAdam | None:
+    """The `RowAdam` among them, if there is one."""
+    return next((o for o in optimizers if isinstance(o, RowAdam)), None)
+
+
 def _partition(
     params: Iterable[Parameter], sketches: SketchBank
 ) -> tuple[list[Tensor], list[Parameter]]:
