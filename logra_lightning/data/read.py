@@ -1,0 +1,154 @@
+"""Rows of a data set: a hub name, a folder, or a JSON, JSONL or parquet file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from logra_lightning.data.loader import column_names
+
+_FILES = (".json", ".jsonl", ".parquet")
+
+
+def read_rows(
+    path: str,
+    *,
+    name: str | None = None,
+    split: str = "train",
+    columns: Mapping[str, str] | None = None,
+    label: str | None = None,
+    option: str = "data.init_args",
+) -> list[dict[str, Any]]:
+    """All rows, with columns renamed and a column `source`, which is kept where the data has it.
+
+    Args:
+        path: name on the hub, a folder, or a file.
+        name: configuration of the data set on the hub.
+        split: of the data set; slices such as `train[:100]` are understood.
+        columns: new name to existing column, or to a field in one, as `reward_model.ground_truth`.
+        label: value of `source`; without it the column `data_source`, or `default_label`.
+        option: where the user typed these options.
+
+    Raises:
+        ValueError: nothing to read there, or a column that no row has.
+    """
+    rows = _load(
+        str(Path(path).expanduser()) if path.startswith("~") else path, name, split, option
+    )
+    rows = _renamed(rows, columns or {}, path, option)
+    for row in rows:
+        row.setdefault("source", label or row.get("data_source") or default_label(path))
+    return rows
+
+
+def default_label(path: str) -> str:
+    """The last part of a path or hub name, without the suffix of a file."""
+    last = Path(path)
+    return last.stem if last.suffix in _FILES else last.name
+
+
+def _load(path: str, name: str | None, split: str, option: str) -> list[dict[str, Any]]:
+    suffix = Path(path).suffix
+    if suffix in _FILES:
+        if not Path(path).is_file():
+            raise ValueError(f"there is no file {path!r}: set {option}.path")
+        if Path(path).stat().st_size == 0:
+            raise ValueError(f"{path!r} is empty")
+    # Not by `datasets`, where a column of mixed types turns "2" into 2, and dates into objects.
+    if suffix in (".json", ".jsonl"):
+        rows = _slice(_parse(path), split, option)
+    elif suffix == ".parquet":
+        files = {split.partition("[")[0]: path}
+        rows = _load_dataset(path, split, path="parquet", data_files=files)
+    else:
+        rows = _load_dataset(path, split, path=path, name=name)
+    if not rows:
+        raise ValueError(f"{path!r} has no rows in split {split!r}")
+    return rows
+
+
+def _load_dataset(what: str, split: str, **source: Any) -> list[dict[str, Any]]:
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(**source, split=split).to_list()
+    except Exception as error:
+        cause = error.__cause__ or error
+        raise ValueError(
+            f"cannot read {what!r} (split {split!r}): {cause or type(cause).__name__}"
+        ) from error
+
+
+def _parse(path: str) -> list[dict[str, Any]]:
+    """The rows of a JSON list, or of a JSON object on each line."""
+    text = Path(path).read_text(encoding="utf-8-sig")
+    whole = text.lstrip().startswith("[")
+    # Not splitlines, which also splits at other characters that a JSON string may hold.
+    numbered = [(1, text)] if whole else enumerate(text.split("\n"), start=1)
+    rows: list[dict[str, Any]] = []
+    for number, part in numbered:
+        try:
+            found = json.loads(part) if part.strip() else []
+        except ValueError as error:
+            raise ValueError(f"cannot read {path!r}, line {number}: {error}") from error
+        rows += found if isinstance(found, list) else [found]
+    odd = next((row for row in rows if not isinstance(row, dict)), None)
+    if odd is not None:
+        raise ValueError(f"{path!r} must hold objects with columns, got {odd!r}")
+    return rows
+
+
+def _slice(rows: list[dict[str, Any]], split: str, option: str) -> list[dict[str, Any]]:
+    found = re.fullmatch(r"[^\[\]+]+(\[(?P<start>-?\d+%?)?:(?P<end>-?\d+%?)?\])?", split)
+    if found is None:
+        raise ValueError(
+            f"{option}.split of a file must be a name with or without one slice, such as "
+            f"train[:100] or train[:50%], got {split!r}"
+        )
+    start, end = (_bound(found[name], len(rows)) for name in ("start", "end"))
+    return rows[start:end]
+
+
+def _bound(text: str | None, size: int) -> int | None:
+    if text is None:
+        return None
+    return round(int(text[:-1]) / 100 * size) if text.endswith("%") else int(text)
+
+
+def _renamed(
+    rows: list[dict[str, Any]], columns: Mapping[str, str], path: str, option: str
+) -> list[dict[str, Any]]:
+    names = column_names(rows)
+    for old in columns.values():
+        if old not in names and all(_field(row, old) is None for row in rows):
+            raise ValueError(
+                f"{option}.columns names {old!r}, but {path!r} has "
+                f"{', '.join(map(repr, names))}{_inside(rows, old)}"
+            )
+    moved = [old for old in columns.values() if old in names]
+    return [
+        {name: value for name, value in row.items() if name not in moved}
+        | {new: _field(row, old) for new, old in columns.items()}
+        for row in rows
+    ]
+
+
+def _field(row: Mapping[str, Any], name: str) -> Any:
+    """The column, or a field of a nested one; None where it is missing."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _inside(rows: list[dict[str, Any]], name: str) -> str:
+    """The fields of the nested column that was meant."""
+    column = name.partition(".")[0]
+    nested = [row[column] for row in rows if isinstance(row.get(column), Mapping)]
+    fields = list(dict.fromkeys(f"{column}.{key}" for value in nested for key in value))
+    return f", and in it {', '.join(map(repr, fields))}" if fields else ""
