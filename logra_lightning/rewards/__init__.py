@@ -1,7 +1,25 @@
 """Rewards: plain functions on completions and the columns of their rows."""
 
+from logra_lightning.rewards.answers import unusable_rows, voted_answers
 from logra_lightning.rewards.gym_task import GymScore
-from logra_lightning.rewards.reward import Reward, check_columns, score
-from logra_lightning.rewards.text_format import exact_match
+from logra_lightning.rewards.length import RepetitionPenalty, SoftOverlong
+from logra_lightning.rewards.math_answer import MathReward
+from logra_lightning.rewards.metric_log import log_metric
+from logra_lightning.rewards.reward import Reward, Scores, check_columns, score
+from logra_lightning.rewards.text_format import FormatMatch, exact_match
 
-__all__ = ["GymScore", "Reward", "check_columns", "exact_match", "score"]
+__all__ = [
+    "FormatMatch",
+    "GymScore",
+    "MathReward",
+    "RepetitionPenalty",
+    "Reward",
+    "Scores",
+    "SoftOverlong",
+    "check_columns",
+    "exact_match",
+    "log_metric",
+    "score",
+    "unusable_rows",
+    "voted_answers",
+]

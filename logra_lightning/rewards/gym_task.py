@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -32,11 +33,23 @@ class GymScore:
         """The task's own score, in [0, 1]."""
         from reasoning_gym import get_score_answer_fn
 
-        if self.pattern is not None:
-            matches = list(self.pattern.finditer(completion))
-            if not matches:
-                return 0.0
-            completion = matches[-1].group(1 if self.pattern.groups else 0)
+        found = self._answer(completion)
+        if found is None:
+            return 0.0
         score_answer = get_score_answer_fn(metadata["source_dataset"])
         entry = {"question": question, "answer": answer, "metadata": metadata}
-        return float(score_answer(completion.strip(), entry))
+        return float(score_answer(found, entry))
+
+    def answers(self, completions: Sequence[str]) -> list[str | None]:
+        """The answer of each of B completions, None where the pattern does not match."""
+        return [self._answer(completion) for completion in completions]
+
+    def prepare(self) -> None:
+        """Import the tasks; called once by the processes of `Reward.timeout_s`."""
+        import reasoning_gym  # noqa: F401
+
+    def _answer(self, completion: str) -> str | None:
+        if self.pattern is None:
+            return completion.strip()
+        matches = list(self.pattern.finditer(completion))
+        return matches[-1].group(1 if self.pattern.groups else 0).strip() if matches else None

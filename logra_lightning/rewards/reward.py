@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from logra_lightning.rewards.calls import call_async, call_here, is_async
+from logra_lightning.rewards.parameters import Parameters
+from logra_lightning.rewards.pool import Outcome, Pool
 from logra_lightning.types import PromptBatch
 
 # Given to every reward that asks for them; a data set may not have columns of these names.
@@ -25,37 +28,126 @@ class Reward:
         function: called once per completion as `function(completion=..., answer=..., ...)` with
             the arguments that its signature names: `completion` (text without special tokens),
             `completion_ids`, `prompt_ids`, or any column of the data set. `**kwargs` receives
-            everything. Returns a finite number, or None where it does not apply.
+            everything. Returns a finite number, or None where it does not apply. May be async;
+            then the calls of a batch run at the same time.
         weight: multiplies its values in the sum.
         name: in logs, as `rewards/<name>`; the function's own name when left out.
+        batched: call the function once per batch, with a list of B values for each argument; it
+            returns B values. An exception among them stands for a call that raised it. A function
+            that has an attribute `batched` need not be marked here.
+        on_error: what becomes of a call that raises, overruns its limit, or returns something else
+            than a finite number or None. `raise` stops the run; `zero` scores 0, counts it in
+            `rewards/<name>/errors` or `rewards/<name>/timeouts`, and warns the first time.
+        timeout_s: seconds that a call may take. Async functions are cancelled at their next
+            `await`; plain ones are called in other processes, which are killed, so they must be
+            importable from a module. A `prepare` method is called there beforehand.
+
+    Raises:
+        ValueError: a value out of range, or a function that other processes cannot call.
     """
 
-    function: Callable[..., float | None]
+    function: Callable[..., Any]
     weight: float = 1.0
     name: str | None = None
+    batched: bool = False
+    on_error: Literal["raise", "zero"] = "raise"
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise ValueError(f"a reward's function must be callable, got {self.function!r}")
         if not math.isfinite(self.weight):
             raise ValueError(f"the weight of reward {self.label!r} is {self.weight}")
+        if self.on_error not in ("raise", "zero"):
+            raise ValueError(
+                f"on_error of reward {self.label!r} must be raise or zero, got {self.on_error!r}"
+            )
+        self.batched = self.batched or bool(getattr(self.function, "batched", False))
+        self._warned = False
+        self._pool: Pool | None = None
+        if self.timeout_s is None:
+            return
+        if not 0 < self.timeout_s < math.inf:
+            raise ValueError(
+                f"timeout_s of reward {self.label!r} must be above 0, got {self.timeout_s}"
+            )
+        if hasattr(self.function, "timeout_s"):
+            raise ValueError(
+                f"reward {self.label!r} has time limits of its own: set timeout_s of its function "
+                f"(model.rewards, function.init_args) instead of the reward's"
+            )
+        if not is_async(self.function):
+            try:
+                self._pool = Pool(self.function, workers=1 if self.batched else None)
+            except ValueError as error:
+                raise ValueError(f"reward {self.label!r} has timeout_s: {error}") from error
 
     @property
     def label(self) -> str:
         """Its name in logs."""
         return str(self.name or getattr(self.function, "__name__", type(self.function).__name__))
 
-    def parameters(self) -> tuple[list[str], list[str], bool]:
-        """Names that the function needs, names that it can do without, and whether it takes all."""
-        needed: list[str] = []
-        optional: list[str] = []
-        takes_all = False
-        for p in inspect.signature(self.function).parameters.values():
-            if p.kind is p.VAR_KEYWORD:
-                takes_all = True
-            elif p.kind is not p.VAR_POSITIONAL:
-                (needed if p.default is p.empty else optional).append(p.name)
-        return needed, optional, takes_all
+    def call(self, calls: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+        """The outcome of each of B calls, or of those up to the first error where that raises.
+
+        Args:
+            calls: the arguments of each completion.
+
+        Raises:
+            ValueError: a batched function that does not return B values.
+        """
+        size = len(calls)
+        if self.batched:
+            calls = [{name: [call[name] for call in calls] for name in calls[0]}] if calls else []
+        if is_async(self.function):
+            outcomes = call_async(self.function, calls, self.timeout_s)
+        elif self._pool is not None and self.timeout_s is not None:
+            outcomes = self._pool.map(calls, self.timeout_s)
+        else:
+            outcomes = call_here(self.function, calls, self.on_error == "raise")
+        return self._split(outcomes[0], size) if self.batched and outcomes else outcomes
+
+    def warn(self, problem: str) -> None:
+        """Say the first time that `on_error: zero` was needed."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{problem}. It scores 0, as will others (on_error: zero)", stacklevel=3)
+
+    def _split(self, outcome: Outcome, size: int) -> list[Outcome]:
+        """The outcomes of a batched call, one per completion; the first has what was noted."""
+        noted = outcome.noted
+        if outcome.error is not None:
+            each = [Outcome(error=outcome.error)] * size
+        else:
+            try:
+                values = list(outcome.value)
+            except TypeError:
+                values = []
+            if len(values) != size or isinstance(outcome.value, str):
+                found = f"{len(values)} values" if values else repr(outcome.value)
+                raise ValueError(
+                    f"batched reward {self.label!r} returned {found} for {size} completions: it "
+                    f"must return one number, or None, for each"
+                )
+            each = [
+                Outcome(error=v) if isinstance(v, Exception) else Outcome(value=v) for v in values
+            ]
+        return [Outcome(each[0].value, each[0].error, noted), *each[1:]]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the rewards say of B completions.
+
+    Args:
+        total: [B] fp32, weighted sum.
+        by_name: name of each term to [B] fp32, before its weight; NaN where it does not apply.
+        metrics: tag to value, to be logged beside the rewards.
+    """
+
+    total: Tensor
+    by_name: dict[str, Tensor]
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 def check_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
@@ -73,7 +165,11 @@ def check_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
             f"from the rollout: rename them with data.init_args.columns"
         )
     for reward in rewards:
-        missing = [n for n in reward.parameters()[0] if n not in columns and n not in RESERVED]
+        missing = [
+            n
+            for n in Parameters.of(reward.function).needed
+            if n not in columns and n not in RESERVED
+        ]
         if missing:
             raise ValueError(
                 f"reward {reward.label!r} asks for {', '.join(map(repr, missing))}, but the data "
@@ -87,7 +183,7 @@ def score(
     prompts: PromptBatch,
     completions: Sequence[str],
     completion_ids: Sequence[list[int]],
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> Scores:
     """The rewards of B = P * G completions, those of one prompt standing together.
 
     Args:
@@ -96,49 +192,89 @@ def score(
         completions: B texts.
         completion_ids: B lists of token ids.
 
-    Returns:
-        [B] fp32 weighted sum, and name to [B] fp32 values, NaN where a term does not apply.
-
     Raises:
-        ValueError: a column that is missing, or a value that is not a finite number.
+        ValueError: a column that is missing, a value that is not a finite number, or another
+            number of values than completions.
+        RuntimeError: a function that raised or overran its time limit.
     """
     check_columns(rewards, prompts.columns)
     repeats = len(completions) // len(prompts)
+    rows = [prompts.rows[i // repeats] for i in range(len(completions))]
+    available = [
+        {n: v[i // repeats] for n, v in prompts.columns.items()}
+        | {
+            "completion": text,
+            "completion_ids": ids,
+            "prompt_ids": prompts.prompt_ids[i // repeats],
+        }
+        for i, (text, ids) in enumerate(zip(completions, completion_ids, strict=True))
+    ]
     total = torch.zeros(len(completions), dtype=torch.float64)
     scored = torch.zeros(len(completions), dtype=torch.bool)
     by_name: dict[str, Tensor] = {}
+    metrics: dict[str, float] = {}
     for reward in rewards:
-        needed, optional, takes_all = reward.parameters()
-        values = torch.full((len(completions),), torch.nan, dtype=torch.float64)
-        for i, (text, ids) in enumerate(zip(completions, completion_ids, strict=True)):
-            row = i // repeats
-            available: dict[str, Any] = {n: v[row] for n, v in prompts.columns.items()}
-            available |= {"completion": text, "completion_ids": ids}
-            available |= {"prompt_ids": prompts.prompt_ids[row]}
-            wanted = available if takes_all else set(needed) | set(optional)
-            value = reward.function(**{n: available[n] for n in wanted if n in available})
-            if value is not None:
-                values[i] = _number(value, reward, prompts.rows[row])
+        parameters = Parameters.of(reward.function)
+        outcomes = reward.call([parameters.among(given) for given in available])
+        numbers, found = _numbers(reward, outcomes, rows, completions)
+        values = torch.tensor(numbers, dtype=torch.float64)
         total += reward.weight * values.nan_to_num(0.0)
         scored |= ~values.isnan()
         by_name[reward.label] = values.to(torch.float32)
+        metrics |= {f"rewards/{reward.label}/{name}": value for name, value in found.items()}
     if not scored.all():
-        row = prompts.rows[int((~scored).nonzero()[0]) // repeats]
+        row = rows[int((~scored).nonzero()[0])]
         raise ValueError(
             f"no reward applies to a completion of row {row}: {', '.join(by_name)} all returned "
             f"None. Is a return statement missing?"
         )
-    return total.to(torch.float32), by_name
+    return Scores(total.to(torch.float32), by_name, metrics)
 
 
-def _number(value: object, reward: Reward, row: int) -> float:
+def _numbers(
+    reward: Reward, outcomes: Sequence[Outcome], rows: Sequence[int], completions: Sequence[str]
+) -> tuple[list[float], dict[str, float]]:
+    """The value of each call, NaN where it does not apply; and the reward's own metrics."""
+    noted: dict[str, list[float]] = {}
+    numbers: list[float] = []
+    errors = timeouts = 0
+    for i, outcome in enumerate(outcomes):
+        for name, value in outcome.noted:
+            noted.setdefault(name, []).append(value)
+        problem, cause = _problem(outcome)
+        if not problem:
+            numbers.append(math.nan if outcome.value is None else float(outcome.value))
+            continue
+        start = completions[i][:80] + ("..." if len(completions[i]) > 80 else "")
+        problem = f"reward {reward.label!r} {problem} for row {rows[i]}, completion {start!r}"
+        if reward.on_error == "raise":
+            if cause is None:
+                raise ValueError(
+                    f"{problem}: it must return a finite number, or None where it does not apply"
+                )
+            raise RuntimeError(f"{problem}: {cause}") from cause
+        reward.warn(f"{problem}: {cause}" if cause is not None else problem)
+        numbers.append(0.0)
+        timed_out = isinstance(cause, TimeoutError)
+        timeouts += timed_out
+        errors += not timed_out
+    metrics = {name: math.fsum(values) / len(values) for name, values in noted.items()}
+    if reward.on_error == "zero":
+        metrics["errors"] = float(errors)
+        if reward.timeout_s is not None:
+            metrics["timeouts"] = float(timeouts)
+    return numbers, metrics
+
+
+def _problem(outcome: Outcome) -> tuple[str, Exception | None]:
+    """What is wrong with it, empty where nothing is, and what it raised."""
+    value, error = outcome.value, outcome.error
+    if isinstance(error, TimeoutError):
+        return "overran its time limit", error
+    if error is not None:
+        return f"raised {type(error).__name__}", error
     try:
-        number = math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(value, str) else float(0.0 if value is None else value)
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(
-            f"reward {reward.label!r} returned {value!r} for row {row}: it must return a finite "
-            f"number, or None where it does not apply"
-        )
-    return number
+    return ("", None) if math.isfinite(number) else (f"returned {value!r}", None)

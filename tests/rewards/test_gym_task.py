@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from logra_lightning.rewards import GymScore
+from logra_lightning.rewards import GymScore, Reward, score
+from logra_lightning.types import PromptBatch
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
@@ -37,3 +38,21 @@ def test_the_last_match_of_the_pattern_is_the_answer() -> None:
 def test_a_pattern_that_does_not_compile_is_refused() -> None:
     with pytest.raises(ValueError, match="does not compile"):
         GymScore("(")
+
+
+def test_answers_are_what_the_pattern_finds() -> None:
+    texts = ["<answer> 7 </answer> or <answer>8</answer>", "9"]
+    assert GymScore("<answer>(.*?)</answer>").answers(texts) == ["8", None]
+    assert GymScore().answers([" 7\n", ""]) == ["7", ""]
+
+
+def test_it_works_with_a_time_limit_that_importing_the_tasks_would_overrun() -> None:
+    chosen = rows()[:2]
+    columns = {name: [row[name] for row in chosen] for name in ("question", "answer", "metadata")}
+    prompts = PromptBatch([[1], [2]], columns, rows=[0, 1])
+    texts = [chosen[0]["answer"], "-123456", "-123456", chosen[1]["answer"]]
+    reward = Reward(GymScore(), timeout_s=0.5)
+    total = score([reward], prompts, texts, [[1]] * 4).total
+    assert total[[0, 3]].tolist() == [1.0, 1.0]
+    assert (total[[1, 2]] < 1).all()
+    reward._pool.close()  # type: ignore[union-attr]

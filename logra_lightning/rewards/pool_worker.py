@@ -1,0 +1,161 @@
+"""The other side of `Pool`: a process that loads the target once and forks workers from it.
+
+Run as a script, with the standard library alone, so that neither the trainer's `__main__` nor torch
+is imported, and so that a worker that was killed is replaced in milliseconds. The forker has one
+thread and runs none of the target's calls: it always notices that the trainer is gone, and then
+kills its workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import io
+import operator
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+REQUEST = struct.Struct("!ci")  # an operation and a process
+REPLY = struct.Struct("!i")
+LENGTH = struct.Struct("!q")
+FORK, END = b"F", b"E"
+_PR_SET_PDEATHSIG = 1
+
+
+def receive(sock: socket.socket, size: int) -> bytes:
+    """Exactly `size` bytes; fewer where the other side is gone."""
+    data = b""
+    while len(data) < size and (more := sock.recv(size - len(data))):
+        data += more
+    return data
+
+
+def load_alone(name: str, path: str) -> Any:
+    """The module of a file, without the packages that its name begins with."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot load {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Unpickler(pickle.Unpickler):
+    """Takes classes from loaded modules without importing the packages around them."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What a pickle names."""
+        if module in sys.modules:
+            return operator.attrgetter(name)(sys.modules[module])
+        return super().find_class(module, name)
+
+
+def main() -> None:
+    """Load what the trainer sends, say whether that worked, then fork and end workers for it."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    trainer = int(sys.argv[2])
+    (size,) = LENGTH.unpack(receive(control, LENGTH.size))
+    order = pickle.loads(receive(control, size))
+    sys.path[:] = order["path"]
+    modules: list[Any] = []
+    try:
+        modules += [load_alone(name, path) for name, path in order["alone"]]
+        target = Unpickler(io.BytesIO(order["target"])).load()
+        getattr(target, "prepare", lambda: None)()
+        problem = b""
+    except BaseException:
+        problem = traceback.format_exc().encode()
+    control.sendall(LENGTH.pack(len(problem)) + problem)
+    if not problem:
+        serve(control, trainer, target, order["memory_bytes"], modules[0].noting)
+
+
+def serve(
+    control: socket.socket, trainer: int, target: Any, memory_bytes: int | None, noting: Any
+) -> None:
+    """Fork and end workers until the trainer closes its side or dies."""
+    waiter = select.poll()
+    waiter.register(control, select.POLLIN)
+    alive: int | None = None
+    with suppress(AttributeError, OSError):  # where there are no process handles, look every second
+        alive = os.pidfd_open(trainer)
+        waiter.register(alive, select.POLLIN)
+    workers: set[int] = set()
+    while os.getppid() == trainer:
+        ready = [fd for fd, _ in waiter.poll(None if alive is not None else 1000)]
+        if alive in ready:
+            break
+        if not ready:
+            continue
+        message, fds, _, _ = socket.recv_fds(control, REQUEST.size, 1)
+        if not message:
+            break
+        operation, pid = REQUEST.unpack(message)
+        if operation == FORK:
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                if alive is not None:
+                    os.close(alive)
+                work(fds[0], target, memory_bytes, noting)
+            os.close(fds[0])
+            workers.add(pid)
+            control.sendall(REPLY.pack(pid))
+        else:
+            workers.discard(pid)
+            control.sendall(REPLY.pack(end(pid)))
+    for pid in workers:
+        end(pid)
+
+
+def end(pid: int) -> int:
+    """Kill a worker with all that it started; its exit status as `os.waitpid` gives it."""
+    for kill in (os.killpg, os.kill):  # it may not lead its group yet
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+
+def work(fd: int, target: Any, memory_bytes: int | None, noting: Any) -> None:
+    """Answer calls until the other side is closed; never returns."""
+    status = 1
+    try:
+        os.setsid()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if memory_bytes is not None:
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        connection = Connection(fd)
+        while True:
+            connection.send_bytes(answer(target, connection.recv_bytes(), noting))
+    except (EOFError, ConnectionError):
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def answer(target: Any, message: bytes, noting: Any) -> bytes:
+    """One call: its value or what it raised, and what it noted."""
+    with noting() as noted:
+        try:
+            method, arguments = pickle.loads(message)
+            return pickle.dumps((getattr(target, method)(**arguments), None, noted))
+        except BaseException as error:
+            problem = (f"{type(error).__name__}: {error}", traceback.format_exc())
+            return pickle.dumps((None, problem, noted))
+
+
+if __name__ == "__main__":
+    main()

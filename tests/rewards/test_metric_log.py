@@ -1,0 +1,54 @@
+"""What a reward notes is gathered for the call that is going on, and for no other."""
+
+from __future__ import annotations
+
+import contextvars
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from logra_lightning.rewards import log_metric, metric_log
+from logra_lightning.rewards.metric_log import noting
+
+
+def test_notes_go_to_the_innermost_call() -> None:
+    with noting() as outer:
+        log_metric("a", 1)
+        with noting() as inner:
+            log_metric("b", True)
+        log_metric("a", 3)
+    assert outer == [("a", 1.0), ("a", 3.0)]
+    assert inner == [("b", 1.0)]
+
+
+def test_nothing_happens_outside_of_scoring() -> None:
+    log_metric("a", 1.0)
+    with noting() as noted:
+        pass
+    log_metric("a", 2.0)
+    assert noted == []
+
+
+def test_a_thread_notes_where_it_runs_in_a_copy_of_the_context() -> None:
+    with noting() as noted:
+        context = contextvars.copy_context()
+        for target in (lambda: log_metric("a", 1), lambda: context.run(log_metric, "b", 2)):
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
+    assert noted == [("b", 2.0)]
+
+
+def test_what_is_no_number_is_refused() -> None:
+    with noting(), pytest.raises(ValueError, match="could not convert"):
+        log_metric("a", "much")  # type: ignore[arg-type]
+
+
+def test_the_file_needs_the_standard_library_alone() -> None:
+    code = (
+        f"import sys, runpy; runpy.run_path({metric_log.__file__!r}); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
