@@ -114,7 +114,7 @@ class EngineCheck(Callback):
         groups = engine.generate(prompts, sampling, num_completions=1, seed=seed)
         zeros = torch.zeros(len(prompts), dtype=torch.float32, device="cpu")
         completions = [completion for (completion,) in groups]
-        rollouts = Rollouts(prompts, completions, zeros, {}, zeros, 1)
+        rollouts = Rollouts(prompts, completions, zeros, {}, zeros)
         ours, theirs = [], []
         with torch.no_grad(), trainer.precision_plugin.train_step_context():
             for microbatch in module.pack(rollouts):

@@ -108,7 +108,7 @@ def test_measured_kl_is_that_of_the_merged_weights(tmp_path: Path, rule: type[Ro
         @torch.no_grad()
         def logits(self, module: Any) -> Tensor:
             parts = []
-            for microbatch in module.pack(module._rollouts):
+            for microbatch in module.pack(module._minibatch):
                 logits = module.policy(microbatch.input_ids).logits[:, :-1]
                 parts.append(logits[microbatch.completion_mask[:, 1:]].double())
             return torch.log_softmax(torch.cat(parts), dim=-1)

@@ -15,7 +15,6 @@ from logra_lightning import AdamWOptions, PolicyModule, RelativeRowAdam, Reward,
 from logra_lightning.callbacks import EngineCheck, WeightSync
 from logra_lightning.rollout import VLLMEngine
 from logra_lightning.sketch import RowAdam
-from logra_lightning.types import PromptBatch
 from tests import runs
 from tests.copy_engine import CopyEngine, disturb
 from tests.runs import data, trainer
@@ -82,28 +81,9 @@ def test_the_engine_sleeps_while_the_policy_trains(tmp_path: Path) -> None:
     assert engine.calls == ["load", "sleep", "merge", "sleep", "merge"]
 
 
-class FourSteps(PolicyModule):
-    """Four optimizer steps on each batch of rollouts."""
-
-    def training_step(self, prompts: PromptBatch, batch_idx: int) -> None:
-        rollouts = self.collect(prompts)
-        for _ in range(4):
-            for microbatch in self.pack(rollouts):
-                logprobs, _ = self.token_logprobs(microbatch)
-                loss, _ = self.loss(logprobs, microbatch, rollouts.num_completion_tokens)
-                self.manual_backward(loss)
-            self.update()
-
-
-def four_steps(engine: CopyEngine) -> PolicyModule:
-    module = policy(engine=engine)
-    module.__class__ = FourSteps
-    return module
-
-
 def test_four_steps_per_batch_are_applied_in_order_at_once(tmp_path: Path) -> None:
     engine = CopyEngine()
-    watch = run(tmp_path, four_steps(engine), WeightSync(), steps=8)
+    watch = run(tmp_path, policy(engine=engine, inner_epochs=4), WeightSync(), steps=8)
     assert [[f.version for f in updates] for updates in engine.updates] == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
@@ -118,7 +98,7 @@ def test_a_gap_becomes_one_dense_sync_that_is_told(tmp_path: Path) -> None:
                 sync._queue.pop(1)
 
     engine, sync = CopyEngine(), WeightSync()
-    module = four_steps(engine)
+    module = policy(engine=engine, inner_epochs=4)
     watch = Watch(sync)
     fitted = trainer(tmp_path, steps=12, callbacks=[SketchAccumulation(), Lose(), sync, watch])
     with pytest.warns(
@@ -331,7 +311,7 @@ def test_a_run_that_fails_closes_its_engine(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
     module = policy(engine=vllm_engine(), rewards=[Reward(fails)])
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(RuntimeError, match="raised ZeroDivisionError for row"):
         run(tmp_path, module, WeightSync())
     again = policy(engine=vllm_engine())
     run(tmp_path, again, WeightSync(), steps=1)

@@ -1,0 +1,233 @@
+"""`RolloutLogger`: completions to read, in TensorBoard or W&B and as JSONL."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from logra_lightning.callbacks.rollout_files import RolloutFiles
+from logra_lightning.types import Rollouts
+
+_TEXTS = ("prompt", "completion")
+
+
+class HasRollouts(Protocol):
+    """What `RolloutLogger` asks of a `LightningModule`."""
+
+    rollouts: Rollouts | None
+    """Of the batch that was just trained."""
+
+    def decode(self, token_ids: Sequence[list[int]]) -> list[str]:
+        """Lists of token ids to texts."""
+        ...
+
+
+class RolloutLogger(Callback):
+    """Shows a few completions every so often, and writes all of them to files.
+
+    The module has `rollouts` and `decode`, as `HasRollouts` says. It may have `eval_rows`, after a
+    validation a list of dicts with `row`, `source`, `prompt`, `completion`, `reward`, `length` and
+    `truncated`.
+
+    To read: under `rollout/samples` at steps 1, 1 + `every_n_steps` and so on, and under
+    `eval/samples` after each validation, as text in TensorBoard, or as a table for loggers with
+    `log_table` or `log_text` (W&B). Other loggers get nothing. These are rank 0's.
+
+    To compute with: `rollouts.jsonl` with one row per rollout, of `step`, `row` (in the data set,
+    or null), `prompt`, `completion`, `reward`, `rewards` (name to value before its weight, null
+    where it does not apply), `advantage`, `length` (tokens) and `truncated`; `eval_<step>.jsonl`
+    with all `eval_rows`. `step` is the number of updates made, the batch's own included. Of
+    several ranks each writes its own: `rollouts_rank0.jsonl`. A resumed run cuts off the rows of
+    the steps that it makes again. When a file cannot be written, a warning says so once and the
+    training goes on without.
+
+    Args:
+        every_n_steps: steps between samples.
+        num_samples: how many, evenly spread over the batch; 0 shows none.
+        jsonl: write the files.
+        jsonl_every_n_steps: steps between those whose rollouts are written.
+        max_chars: of a text that is shown; the middle of longer ones is left out. Files have them
+            whole.
+        dirpath: folder of the files; the trainer's log directory when left out.
+
+    Raises:
+        ValueError: a value out of range, a folder that is not local, or, when training starts, a
+            module without `rollouts` or `decode`.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int = 10,
+        num_samples: int = 4,
+        jsonl: bool = True,
+        jsonl_every_n_steps: int = 1,
+        max_chars: int = 4000,
+        dirpath: str | None = None,
+    ) -> None:
+        if min(every_n_steps, jsonl_every_n_steps, max_chars) < 1 or num_samples < 0:
+            raise ValueError(
+                f"rollout_logger needs every_n_steps, jsonl_every_n_steps and max_chars of at "
+                f"least 1 and num_samples not negative, got {every_n_steps}, "
+                f"{jsonl_every_n_steps}, {max_chars} and {num_samples}"
+            )
+        self.every_n_steps = every_n_steps
+        self.num_samples = num_samples
+        self.jsonl = jsonl
+        self.jsonl_every_n_steps = jsonl_every_n_steps
+        self.max_chars = max_chars
+        self.dirpath = dirpath
+        self._files: RolloutFiles | None = None
+        self._step_before = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not self.jsonl:
+            return
+        folder = self.dirpath or trainer.log_dir or trainer.default_root_dir
+        if "://" in folder:
+            raise ValueError(
+                f"rollout_logger writes local files, and the log directory is {folder}: set "
+                f"rollout_logger.dirpath to a local folder, or rollout_logger.jsonl=false"
+            )
+        suffix = f"_rank{trainer.global_rank}" if trainer.world_size > 1 else ""
+        self._files = RolloutFiles(Path(folder), suffix)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for name in ("rollouts", "decode"):
+            if not hasattr(pl_module, name):
+                raise ValueError(
+                    f"RolloutLogger needs {type(pl_module).__name__} to have `rollouts` (the "
+                    f"logra_lightning.types.Rollouts of the last batch, or None) and "
+                    f"`decode(token_ids)` (to texts); it has no {name!r}"
+                )
+        if self._files is not None:
+            self._files.resume(trainer.global_step)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._step_before = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        module: Any = pl_module
+        rollouts: Rollouts | None = module.rollouts
+        if rollouts is None:
+            return
+        shown = self.num_samples if self._is_turn(trainer, self.every_n_steps) else 0
+        if self._files is not None and self._is_turn(trainer, self.jsonl_every_n_steps):
+            rows = _rows(module, rollouts, trainer.global_step)
+            self._files.append(rows)
+        elif shown and trainer.is_global_zero:
+            rows = _rows(module, rollouts.spread(shown), trainer.global_step)
+        else:
+            return
+        self._show(trainer, "rollout/samples", _spread(rows, shown))
+
+    def _is_turn(self, trainer: Trainer, every: int) -> bool:
+        """Whether one of the batch's steps is step 1, 1 + `every` or so on."""
+        return (trainer.global_step - 1) // every > (self._step_before - 1) // every
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        rows = getattr(pl_module, "eval_rows", None)
+        if trainer.sanity_checking or not rows:
+            return
+        if self._files is not None:
+            self._files.write(f"eval_{trainer.global_step}", rows)
+        self._show(trainer, "eval/samples", _spread(rows, self.num_samples))
+
+    def _show(self, trainer: Trainer, tag: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not rows or not trainer.is_global_zero:
+            return
+        short = [
+            {k: _short(v, self.max_chars) if isinstance(v, str) else v for k, v in row.items()}
+            for row in rows
+        ]
+        for logger in trainer.loggers:
+            table = getattr(logger, "log_table", getattr(logger, "log_text", None))
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text(tag, markdown(short), trainer.global_step)
+            elif table is not None:
+                flat = [_flat(row) for row in short]
+                columns = list(flat[0])
+                data = [[row.get(column) for column in columns] for row in flat]
+                table(tag, columns=columns, data=data, step=trainer.global_step)
+
+
+def _rows(module: HasRollouts, rollouts: Rollouts, step: int) -> list[dict[str, Any]]:
+    """One dict per rollout, of plain values."""
+    prompts = list(dict.fromkeys(map(tuple, rollouts.prompt_ids)))  # a group has one
+    texts = dict(zip(prompts, module.decode([list(ids) for ids in prompts]), strict=True))
+    completions = module.decode([c.token_ids for c in rollouts.completions])
+    by_name = {name: values.tolist() for name, values in rollouts.rewards_by_name.items()}
+    rewards, advantages = rollouts.rewards.tolist(), rollouts.advantages.tolist()
+    return [
+        {
+            "step": step,
+            "row": rollouts.rows[i] if rollouts.rows[i] >= 0 else None,
+            "prompt": texts[tuple(rollouts.prompt_ids[i])],
+            "completion": completions[i],
+            "reward": rewards[i],
+            "rewards": {n: None if math.isnan(v[i]) else v[i] for n, v in by_name.items()},
+            "advantage": advantages[i],
+            "length": len(completion.token_ids),
+            "truncated": completion.truncated,
+        }
+        for i, completion in enumerate(rollouts.completions)
+    ]
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A heading for each row, then its numbers and its texts as they are, in fenced blocks."""
+    parts = []
+    for i, row in enumerate(rows):
+        place = "" if row.get("row") is None else f", row {row['row']}"
+        numbers = "\n".join(
+            f"{name}: {_number(value)}"
+            for name, value in _flat(row).items()
+            if name not in ("step", "row", *_TEXTS)
+        )
+        parts += [f"### {i + 1}. reward {_number(row['reward'])}{place}", _fenced(numbers)]
+        for name in _TEXTS:
+            parts += [f"**{name}**", _fenced(row[name])]
+    return "\n\n".join(parts)
+
+
+def _fenced(text: str) -> str:
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """With `rewards/<name>` in the place of `rewards`."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}/{inner}": v for inner, v in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def _short(text: str, max_chars: int) -> str:
+    if len(text) <= max_chars:
+        return text
+    head, tail = text[: (max_chars + 1) // 2], text[len(text) - max_chars // 2 :]
+    return f"{head}\n[... {len(text) - max_chars} characters ...]\n{tail}"
+
+
+def _spread(rows: Sequence[Any], count: int) -> list[Any]:
+    """`count` of them, evenly spaced; all where there are fewer."""
+    count = min(count, len(rows))
+    return [rows[i * len(rows) // count] for i in range(count)]
