@@ -28,7 +28,7 @@ def quick_start(folder: str, steps: int) -> Path:
     command = [sys.executable, "-m", "logra_lightning", "fit"]
     command += ["--config", "configs/quickstart.yaml", f"--trainer.max_steps={steps}"]
     command += [f"--trainer.logger.init_args.save_dir={folder}"]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return Path(folder) / "quickstart" / "version_0"
 
 

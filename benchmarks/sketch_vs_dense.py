@@ -28,7 +28,7 @@ def measure(arguments: list[str], seed: int, steps: int) -> dict[str, float]:
         command += ["--config", "configs/quickstart.yaml", f"--trainer.max_steps={steps}"]
         command += [f"--model.seed={seed}", f"--data.init_args.seed={10_000_000 * (seed + 1)}"]
         command += [f"--trainer.logger.init_args.save_dir={runs}", *arguments]
-        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     success = re.search(r"eval/pass@1: (\S+) at step 0, (\S+) at step", done.stdout)
     seconds = re.search(r"seconds per step: (\S+)", done.stdout)
     assert success

@@ -39,7 +39,7 @@ def train(name: str, arguments: list[str], model: str, folder: Path, steps: int)
     command += [f"--trainer.logger.init_args.save_dir={folder.resolve()}"]
     command += [f"--trainer.logger.init_args.name={name}", f"--trainer.max_steps={steps}"]
     command += ["--trainer.enable_checkpointing=false", *arguments]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def read(folder: Path) -> dict[str, list[float]]:

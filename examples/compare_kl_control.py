@@ -47,7 +47,7 @@ def run(arguments: list[str], steps: int) -> dict[str, list[float]]:
         command += ["--config", "configs/quickstart.yaml", f"--trainer.max_steps={steps}"]
         command += ["--model.engine=logra_lightning.rollout.TorchEngine"]
         command += [f"--trainer.logger.init_args.save_dir={folder}", *arguments]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         events = EventAccumulator(f"{folder}/quickstart/version_0")
         events.Reload()
         names = ("rollout/reward", "kl/predicted", "kl/measured", "eval/pass@1")

@@ -6,11 +6,18 @@ Importing this package registers the strategy `sketch`; it imports neither vllm 
 from logra_lightning.callbacks import (
     EngineCheck,
     KLBudget,
+    RolloutLogger,
     RunSummary,
     SketchAccumulation,
     WeightSync,
 )
-from logra_lightning.data import GymSpec, PromptDataModule, ReasoningGymDataModule
+from logra_lightning.data import (
+    GymSpec,
+    MixedDataModule,
+    PromptDataModule,
+    PromptSource,
+    ReasoningGymDataModule,
+)
 from logra_lightning.module import PolicyModule
 from logra_lightning.rewards import Reward
 from logra_lightning.rollout import TorchEngine, VLLMEngine
@@ -25,12 +32,15 @@ __all__ = [
     "EngineCheck",
     "GymSpec",
     "KLBudget",
+    "MixedDataModule",
     "PolicyModule",
     "PromptBatch",
     "PromptDataModule",
+    "PromptSource",
     "ReasoningGymDataModule",
     "RelativeRowAdam",
     "Reward",
+    "RolloutLogger",
     "RowAdam",
     "RunSummary",
     "SamplingParams",

@@ -25,11 +25,14 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from logra_lightning.callbacks import (
     EngineCheck,
+    EvalTable,
     KLBudget,
+    RolloutLogger,
     RunSummary,
     SketchAccumulation,
     StepCheckpoint,
     StepProgressBar,
+    Throughput,
     ValidateAtEnds,
     WeightSync,
 )
@@ -41,6 +44,9 @@ _CALLBACKS: dict[str, type[Callback]] = {
     "kl_budget": KLBudget,
     "weight_sync": WeightSync,
     "engine_check": EngineCheck,
+    "throughput": Throughput,
+    "rollout_logger": RolloutLogger,
+    "eval_table": EvalTable,
     "validate_at_ends": ValidateAtEnds,
     "run_summary": RunSummary,
 }

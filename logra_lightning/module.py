@@ -6,70 +6,57 @@ are updated by their sketches, with any other they are trained densely by AdamW.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
-from torch.nn import Parameter
-from torch.optim import AdamW, Optimizer
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from logra_lightning import checks
+from logra_lightning.lifecycle import OptimizerFactory, PolicyLifecycle
+from logra_lightning.metrics import EvalMetrics
 from logra_lightning.objective import (
     GRPO,
     Advantage,
-    ClippedPolicyGradient,
+    BatchStats,
+    Correction,
     Loss,
-    check_head,
+    Normalizer,
+    Objective,
+    PPOClip,
+    ReferenceKL,
+    TokenMean,
+    TokenTruncation,
     head_of,
     token_logprobs,
 )
 from logra_lightning.objective.logprobs import final_hidden
-from logra_lightning.policy import (
-    check_lengths,
-    checkpoint_activations_,
-    context_length,
-    exact_buffers,
-    freeze_,
-    load_policy,
-    load_tokenizer,
-    pad_token_id,
-    stop_token_ids,
-)
+from logra_lightning.policy import context_length, pad_token_id
 from logra_lightning.probe import rollout_probe
-from logra_lightning.rewards import Reward, check_columns
+from logra_lightning.reference import Reference
+from logra_lightning.rewards import Reward, check_columns, unusable_rows
 from logra_lightning.rollout import (
+    DynamicSampling,
     Engine,
-    TorchEngine,
-    VLLMEngine,
+    Sampler,
     collect,
     evaluate,
+    minibatches,
     pack,
-    rollout_stats,
 )
-from logra_lightning.seeding import derive_seed
-from logra_lightning.sketch import (
-    DEFAULT_TARGETS,
-    AdamWOptions,
-    KLProbe,
-    RelativeRowAdam,
-    RowAdam,
-    SketchBank,
-)
-from logra_lightning.strategy import SketchMixin, check_trainer_options
+from logra_lightning.sketch import AdamWOptions, KLProbe, RelativeRowAdam
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 
-OptimizerFactory = Callable[[Iterable[Parameter], SketchBank, AdamWOptions, float | None], RowAdam]
+_MUCH_TRUNCATED = 0.25  # of the first batch's completions
 
 
-class PolicyModule(LightningModule):
+class PolicyModule(PolicyLifecycle):
     """Trains a causal language model by reinforcement learning on its own completions.
 
     Args:
@@ -79,9 +66,21 @@ class PolicyModule(LightningModule):
         sampling: how training completions are drawn.
         eval_sampling: how validation completions are drawn; greedy, as long as `sampling`, when
             left out.
+        eval_completions: n, completions per prompt in validation.
+        eval_pass_k: each k of pass@k, at most n; 1 and n when left out.
         success_reward: a validation completion with at least this reward counts as a success.
-        advantage: rewards of a group to advantages.
-        loss: policy-gradient loss.
+        advantage: rewards of a batch to advantages; `GRPO` when left out.
+        loss: of a token; `PPOClip` when left out.
+        normalizer: how much a token counts in the step's loss; `TokenMean` when left out.
+        correction: of tokens that the engine sampled with other probabilities than the policy;
+            `TokenTruncation` at 2 when left out, `NoCorrection` for none.
+        reference_kl: adds a KL to the policy of the start; null adds none.
+        entropy_coefficient: of the entropy that the loss rewards.
+        mask_truncated: completions that were cut off do not train.
+        dynamic_sampling: replaces prompts whose completions all got the same reward; null keeps
+            them.
+        inner_epochs: times that a batch of rollouts is trained on.
+        minibatches: optimizer steps of each of them. Prompts per step are those of a batch.
         engine: what samples; `VLLMEngine` when left out and vLLM is installed, else `TorchEngine`.
         optimizer: rule for the sketched weights: `RelativeRowAdam` (the paper's) or `RowAdam`.
         adamw: options for what AdamW trains: all trained weights without sketches, those of
@@ -107,9 +106,19 @@ class PolicyModule(LightningModule):
         group_size: int = 8,
         sampling: SamplingParams = SamplingParams(),
         eval_sampling: SamplingParams | None = None,
+        eval_completions: int = 1,
+        eval_pass_k: list[int] | None = None,
         success_reward: float = 1.0,
         advantage: Advantage | None = None,
         loss: Loss | None = None,
+        normalizer: Normalizer | None = None,
+        correction: Correction | None = None,
+        reference_kl: ReferenceKL | None = None,
+        entropy_coefficient: float = 0.0,
+        mask_truncated: bool = False,
+        dynamic_sampling: DynamicSampling | None = None,
+        inner_epochs: int = 1,
+        minibatches: int = 1,
         engine: Engine | None = None,
         optimizer: OptimizerFactory = RelativeRowAdam,
         adamw: AdamWOptions = AdamWOptions(),
@@ -122,82 +131,73 @@ class PolicyModule(LightningModule):
         model_kwargs: dict[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.model_path = model
+        super().__init__(
+            model,
+            engine=engine,
+            optimizer=optimizer,
+            adamw=adamw,
+            lr_scheduler=lr_scheduler,
+            train_others=train_others,
+            max_grad_norm=max_grad_norm,
+            activation_checkpointing=activation_checkpointing,
+            model_kwargs=model_kwargs,
+            seed=seed,
+        )
         self.rewards = rewards
         self.group_size = group_size
         self.sampling = sampling
         self.eval_sampling = eval_sampling or SamplingParams(sampling.max_tokens, temperature=0.0)
+        self.eval_completions = eval_completions
         self.success_reward = success_reward
         self.advantage = advantage or GRPO()
-        self.loss = loss or ClippedPolicyGradient()
-        self.engine: Engine = engine or _default_engine()
-        self.optimizer = optimizer
-        self.adamw = adamw
-        self.lr_scheduler = lr_scheduler
-        self.train_others = train_others
-        self.max_grad_norm = max_grad_norm
+        self.objective = Objective(
+            loss or PPOClip(), correction or TokenTruncation(), reference_kl, entropy_coefficient
+        )
+        self.normalizer = normalizer or TokenMean()
+        self.mask_truncated = mask_truncated
+        self.dynamic_sampling = dynamic_sampling
+        self.inner_epochs = inner_epochs
+        self.num_minibatches = minibatches
         self.max_tokens_per_microbatch = max_tokens_per_microbatch
         self.logprob_chunk_tokens = logprob_chunk_tokens
-        self.activation_checkpointing = activation_checkpointing
-        self.model_kwargs = model_kwargs or {}
-        self.seed = seed
-        self.policy: nn.Module | None = None
-        self.tokenizer: Any = None
-        self._engine_started = False
-        self._rollouts: Rollouts | None = None
-        self._mismatch: Tensor | float = 0.0
-        self._phase_s: dict[str, float] = {}
-        self._check_options()
+        checks.check_rewards(rewards)
+        checks.check_sampling(sampling)
+        checks.check_at_least_one(
+            group_size=group_size,
+            eval_completions=eval_completions,
+            inner_epochs=inner_epochs,
+            minibatches=minibatches,
+            max_tokens_per_microbatch=max_tokens_per_microbatch,
+            logprob_chunk_tokens=logprob_chunk_tokens,
+        )
+        checks.check_groups(group_size, self.advantage, drops_groups=dynamic_sampling is not None)
+        pass_k = eval_pass_k or [1, eval_completions]
+        checks.check_evaluation(eval_completions, pass_k, self.eval_sampling)
+        self.rollouts: Rollouts | None = None
+        self.eval_rows: list[dict[str, Any]] = []
+        self._eval_metrics = EvalMetrics(pass_k)
+        self._reference: Reference | None = None
+        self._minibatch: Rollouts | None = None
+        self._stats = BatchStats()
+        self._told_truncated = False
 
-    def _check_options(self) -> None:
-        if not self.rewards:
-            raise ValueError("model.rewards is empty: name at least one reward")
-        labels = [reward.label for reward in self.rewards]
-        if len(set(labels)) < len(labels):
-            raise ValueError(f"two rewards have the same name among {labels}: set their names")
-        if self.sampling.temperature == 0:
-            raise ValueError(
-                "model.sampling.temperature is 0: training needs completions that differ, so it "
-                "must be positive (1.0 is usual); model.eval_sampling may be greedy"
-            )
-        if self.sampling.top_p < 1 or self.sampling.top_k > 0:
-            raise ValueError(
-                f"model.sampling has top_p={self.sampling.top_p} and top_k={self.sampling.top_k}: "
-                f"completions would come from another distribution than the one that is trained, "
-                f"so leave them at 1 and 0; model.eval_sampling may use them"
-            )
-        if self.group_size < self.advantage.min_group_size:
-            raise ValueError(
-                f"model.group_size is {self.group_size}, but {type(self.advantage).__name__} "
-                f"compares completions of the same prompt: set it to at least "
-                f"{self.advantage.min_group_size}"
-            )
-        if min(self.max_tokens_per_microbatch, self.logprob_chunk_tokens) < 1:
-            raise ValueError(
-                "model.max_tokens_per_microbatch and logprob_chunk_tokens must be at least 1"
-            )
-
-    # One batch, from prompts to an optimizer step.
+    # One batch, from prompts to optimizer steps.
 
     def training_step(self, prompts: PromptBatch, batch_idx: int) -> None:
+        self._phase_s, self._stats = {}, BatchStats()
         with self._phase("rollout"):
-            rollouts = self.collect(prompts)
+            self.rollouts = self.collect(prompts)
             self.engine.sleep()
-        totals: dict[str, Tensor] = {}
-        self._rollouts, self._mismatch = rollouts, 0.0
-        with self._phase("train"):
-            for microbatch in self.pack(rollouts):
-                logprobs, entropy = self.token_logprobs(microbatch)
-                loss, stats = self.loss(logprobs, microbatch, rollouts.num_completion_tokens)
-                self.manual_backward(loss)  # capture hooks add to the sketches
-                self._mismatch += (microbatch.rollout_logprobs - logprobs.detach()).sum()
-                stats["policy/entropy"] = entropy.sum() / rollouts.num_completion_tokens
-                _add_(totals, stats)
-        with self._phase("update"):
-            self.update()
-        self._log_step(rollouts, totals)
+        for minibatch in self.minibatches(self.rollouts):
+            self._stats.begin_step()
+            with self._phase("train"):
+                for microbatch in self.pack(minibatch):
+                    logprobs, entropies = self.token_logprobs(microbatch)
+                    loss = self.objective(logprobs, entropies, microbatch, self._stats)
+                    self.manual_backward(loss)  # capture hooks add to the sketches
+            with self._phase("update"):
+                self.update()
+        self._log_batch(self.rollouts)
 
     def collect(self, prompts: PromptBatch) -> Rollouts:
         """Completions of `prompts`, scored: engine, rewards, advantages; no gradient.
@@ -207,23 +207,55 @@ class PolicyModule(LightningModule):
         """
         return collect(
             prompts,
-            engine=self._current_engine(),
-            decode=self._decode,
-            rewards=self.rewards,
+            sampler=self._sampler(self.sampling, self.group_size),
             advantage=self.advantage,
-            sampling=self.sampling,
-            group_size=self.group_size,
             seed=self._seed("rollout", self.global_step),
+            dynamic_sampling=self.dynamic_sampling,
+            refill=getattr(self._datamodule, "refill", None),
         )
+
+    def _sampler(self, sampling: SamplingParams, num_completions: int) -> Sampler:
+        return Sampler(self.current_engine(), self.decode, self.rewards, sampling, num_completions)
+
+    def minibatches(self, rollouts: Rollouts) -> Iterator[Rollouts]:
+        """What each optimizer step of a batch trains on, ends with `max_steps`."""
+        with self._phase("logprobs"):
+            if self._reference is not None:
+                with self._reference.weights():
+                    rollouts = replace(rollouts, reference_logprobs=self._logprobs(rollouts))
+            if self.inner_epochs * self.num_minibatches > 1:
+                rollouts = replace(rollouts, old_logprobs=self._logprobs(rollouts))
+        for _ in range(self.inner_epochs):
+            seed = self._seed("minibatches", self.global_step)
+            for part in minibatches(rollouts, self.group_size, self.num_minibatches, seed=seed):
+                if self.global_step == self.trainer.max_steps:
+                    return
+                if self.mask_truncated:
+                    part = part.select((~part.truncated).nonzero()[:, 0].tolist())
+                self._minibatch = part
+                yield part
+
+    @torch.no_grad()
+    def _logprobs(self, rollouts: Rollouts) -> list[Tensor]:
+        """B tensors of [n] fp32 logprobs of each completion, under the weights as they are."""
+        logprobs: list[Tensor] = [torch.empty(0)] * len(rollouts)
+        for microbatch in self.pack(rollouts):
+            parts = self.token_logprobs(microbatch)[0].split(microbatch.lengths.tolist())
+            for i, part in zip(microbatch.rollouts, parts, strict=True):
+                logprobs[i] = part
+        return logprobs
 
     def pack(self, rollouts: Rollouts) -> Iterator[Microbatch]:
         """Microbatches of at most `max_tokens_per_microbatch` padded tokens."""
+        tokens = rollouts.num_completion_tokens
         return pack(
             rollouts,
             self.max_tokens_per_microbatch,
             pad_token_id=pad_token_id(self.tokenizer),
             temperature=self.sampling.temperature,
             device=self.device,
+            token_weights=self.normalizer(rollouts.lengths, tokens, len(rollouts)),
+            num_completion_tokens=tokens,
         )
 
     def token_logprobs(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
@@ -237,91 +269,87 @@ class PolicyModule(LightningModule):
             head_of(self.policy),
             temperature=microbatch.temperature,
             chunk_tokens=self.logprob_chunk_tokens,
+            entropy_gradient=self.objective.entropy_coefficient != 0,
         )
 
     def kl_probe(self, num_rollouts: int, max_tokens: int) -> KLProbe:
-        """A few of the batch's rollouts, for `KLBudget` to take the KL of the step on.
+        """A few of the step's rollouts, for `KLBudget` to take the KL of the step on.
 
         Args:
-            num_rollouts: spread evenly over the batch.
+            num_rollouts: spread evenly over those of the step.
             max_tokens: of prompt and completion; what is longer is cut off, but for one token.
         """
         assert self.policy is not None
-        assert self._rollouts is not None
-        tokens = self._rollouts.num_completion_tokens
+        assert self._minibatch is not None
         return rollout_probe(
             self.policy,
-            self._rollouts.spread(num_rollouts).cut(max_tokens),
+            self._minibatch.spread(num_rollouts).cut(max_tokens),
             temperature=self.sampling.temperature,
             pad_token_id=pad_token_id(self.tokenizer),
             device=self.device,
-            mismatch=float(self._mismatch) / tokens,
+            mismatch=self._stats.values()["mismatch/kl"].item(),
         )
 
-    def update(self) -> None:
-        """One optimizer step on everything that was accumulated."""
-        optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
-        if not isinstance(optimizer.optimizer, RowAdam):
-            params = [p for p in self.parameters() if p.requires_grad]
-            limit = self.max_grad_norm or float("inf")
-            norm = nn.utils.clip_grad_norm_(params, limit, error_if_nonfinite=True)
-            self.log("optim/grad_norm", norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler = self.lr_schedulers()
-        if scheduler is not None:
-            assert not isinstance(scheduler, list)
-            scheduler.step()
-
-    def _log_step(self, rollouts: Rollouts, totals: dict[str, Tensor]) -> None:
-        stats = rollout_stats(rollouts, self.group_size)
+    def _log_batch(self, rollouts: Rollouts) -> None:
+        values = dict(rollouts.metrics)
+        truncated = values["rollout/truncated_frac"]
+        if truncated > _MUCH_TRUNCATED and not self._told_truncated:
+            rank_zero_warn(
+                f"{truncated:.0%} of the first batch's completions were cut off at model.sampling."
+                f"max_tokens={self.sampling.max_tokens}: raise it unless that is meant"
+            )
+        self._told_truncated = True
         for name in ("rollout/reward", "rollout/length"):
-            self.log(name, stats.pop(name), prog_bar=True, batch_size=len(rollouts))
+            self.log(name, values.pop(name), prog_bar=True, batch_size=len(rollouts))
         times = {f"time/{name}_s": seconds for name, seconds in self._phase_s.items()}
         times["time/step_s"] = sum(self._phase_s.values())
         # Lightning would count batches from 0, and differently after a resume.
         step = {"step": float(self.global_step)}
-        self.log_dict({**stats, **times, **totals, **step}, batch_size=len(rollouts))
+        self.log_dict({**values, **times, **self._stats.values(), **step}, batch_size=len(rollouts))
 
     # Validation, test and prediction: never a gradient, never the training seeds.
 
+    def on_validation_epoch_start(self) -> None:
+        self.eval_rows = []
+        self._eval_metrics.reset()
+
+    on_test_epoch_start = on_validation_epoch_start
+
     def validation_step(self, prompts: PromptBatch, batch_idx: int) -> None:
-        self._evaluate(prompts, batch_idx, "eval")
-
-    def test_step(self, prompts: PromptBatch, batch_idx: int) -> None:
-        self._evaluate(prompts, batch_idx, "test")
-
-    def _evaluate(self, prompts: PromptBatch, batch_idx: int, prefix: str) -> None:
         rows = self.predict_step(prompts, batch_idx)
-        rewards = torch.tensor([row["reward"] for row in rows], dtype=torch.float32)
-        lengths = torch.tensor([row["length"] for row in rows], dtype=torch.float32)
-        truncated = torch.tensor([row["truncated"] for row in rows], dtype=torch.float32)
-        values = {
-            "pass@1": (rewards >= self.success_reward).to(torch.float32).mean(),
-            "reward": rewards.mean(),
-            "length": lengths.mean(),
-            "truncated_frac": truncated.mean(),
-        }
-        for name, value in values.items():
-            self.log(
-                f"{prefix}/{name}",
-                value,
-                prog_bar=name == "pass@1",
-                batch_size=len(rows),
-                sync_dist=True,
-            )
+        self.eval_rows += rows
+        n = self.eval_completions
 
-        self.log("step", float(self.global_step), batch_size=len(rows), sync_dist=True)
+        def grouped(name: str) -> list[list[Any]]:
+            return [[row[name] for row in rows[i : i + n]] for i in range(0, len(rows), n)]
+
+        self._eval_metrics.update(
+            torch.tensor(grouped("reward"), dtype=torch.float32),
+            success_reward=self.success_reward,
+            lengths=torch.tensor(grouped("length"), dtype=torch.int64),
+            truncated=torch.tensor(grouped("truncated"), dtype=torch.bool),
+            answers=grouped("answer"),
+            sources=[group[0] for group in grouped("source")],
+        )
+
+    test_step = validation_step
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("eval")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test")
+
+    def _log_evaluation(self, prefix: str) -> None:
+        for name, value in self._eval_metrics.compute().items():
+            self.log(f"{prefix}/{name}", value, prog_bar=name == "pass@1", sync_dist=True)
+        self.log("step", float(self.global_step), sync_dist=True)
 
     def predict_step(self, prompts: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
-        """One completion per prompt with its reward, as plain values."""
+        """`eval_completions` completions per prompt with their rewards, as plain values."""
         return evaluate(
             prompts,
-            engine=self._current_engine(),
-            decode=self._decode,
-            rewards=self.rewards,
-            sampling=self.eval_sampling,
+            sampler=self._sampler(self.eval_sampling, self.eval_completions),
             seed=self._seed("eval", batch_idx),
         )
 
@@ -333,150 +361,45 @@ class PolicyModule(LightningModule):
                 f"PolicyModule trains in one process for now, got {self.trainer.world_size}: set "
                 f"trainer.devices=1 and trainer.num_nodes=1"
             )
-        columns = getattr(self._datamodule, "columns", None)
-        if columns is not None:
-            check_columns(self.rewards, columns)
-
-    def configure_callbacks(self) -> list[Any]:
-        # The first hook of all: before Lightning's own check, whose message names no way out.
-        check_trainer_options(self.trainer)
-        return [_CloseEngine()]
+        data = self._datamodule
+        if hasattr(data, "columns"):
+            check_columns(self.rewards, data.columns)
+        if hasattr(data, "leave_out"):
+            data.leave_out(partial(unusable_rows, self.rewards))
+        if hasattr(data, "prompts_per_step"):
+            checks.check_minibatches(data.prompts_per_step, self.num_minibatches)
+        refills = self.dynamic_sampling.max_refills if self.dynamic_sampling else 0
+        if stage == "fit" and refills and not hasattr(data, "refill"):
+            raise ValueError(
+                "model.dynamic_sampling draws prompts with the data module's "
+                "`refill(count, seed)`, which this one lacks: set "
+                "model.dynamic_sampling.max_refills=0 to drop prompts only"
+            )
 
     def configure_model(self) -> None:
-        """Load the policy, once; the precision decides the dtype of its weights."""
-        if self.policy is None:
-            self.tokenizer = load_tokenizer(self.model_path)
-            self.policy = load_policy(self.model_path, **self.model_kwargs)
-            if self.activation_checkpointing:
-                checkpoint_activations_(self.policy)
-        longest_prompt = getattr(self._datamodule, "longest_prompt", None)
-        if longest_prompt is not None:
-            check_lengths(
-                longest_prompt,
+        super().configure_model()
+        assert self.policy is not None
+        if hasattr(self._datamodule, "longest_prompt"):
+            checks.check_lengths(
+                self._datamodule.longest_prompt,
                 self.sampling.max_tokens,
                 self.eval_sampling.max_tokens,
                 min(context_length(self.policy), self.engine.max_model_len or sys.maxsize),
                 self.max_tokens_per_microbatch,
             )
-        targets = getattr(self.trainer.strategy, "targets", DEFAULT_TARGETS)
-        freeze_(self.policy, targets, train_others=self.train_others)
+        if self._is_fitting and self.objective.reference_kl and self._reference is None:
+            # Before a checkpoint is loaded: the reference is where the first run began.
+            self._reference = Reference(self.policy)
+            rank_zero_info(
+                f"reference KL: {self._reference.num_bytes:,} bytes for the weights that train; "
+                f"the frozen ones are shared with the policy."
+            )
 
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Every cast and move of the module, which under bf16-true would round buffers too."""
-        with exact_buffers(self):
-            return super()._apply(*args, **kwargs)
-
-    def on_fit_start(self) -> None:
-        assert self.policy is not None
-        tolerance = 1e-4 if self.policy.dtype == torch.float32 else 2e-2
-        check_head(self.policy, tolerance=tolerance)
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if hasattr(self.advantage, "state_dict"):
+            checkpoint["advantage"] = self.advantage.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of a sketching run for a dense one; RowAdam refuses the reverse."""
-        states = checkpoint.get("optimizer_states", [])
-        fitting = self.trainer.state.fn == TrainerFn.FITTING
-        if fitting and states and "sketch" in states[0] and not self._is_sketching:
-            raise ValueError(
-                f"the checkpoint is of a run with sketches, but "
-                f"{type(self.trainer.strategy).__name__} has none: resume with trainer.strategy as "
-                f"it was"
-            )
-
-    @property
-    def _is_sketching(self) -> bool:
-        return isinstance(self.trainer.strategy, SketchMixin)
-
-    def configure_optimizers(self) -> Any:
-        sketches = getattr(self.trainer.strategy, "sketches", None)
-        optimizer: Optimizer
-        if sketches is not None:
-            optimizer = self.optimizer(self.parameters(), sketches, self.adamw, self.max_grad_norm)
-        else:
-            optimizer = self._dense_optimizer()
-        if self.lr_scheduler is None:
-            return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(optimizer)}
-
-    def _dense_optimizer(self) -> Optimizer:
-        params = [p for p in self.parameters() if p.requires_grad]
-        rank_zero_info(
-            f"{type(self.trainer.strategy).__name__} has no sketches: AdamW trains "
-            f"{sum(p.numel() for p in params):,} weights densely."
-        )
-        if any(p.dtype != torch.float32 for p in params):
-            rank_zero_warn(
-                "AdamW updates bf16 weights here, where small updates vanish in rounding: use "
-                "trainer.precision=bf16-mixed, or a sketching strategy, which keeps exact masters"
-            )
-        return AdamW(
-            params,
-            lr=self.adamw.lr,
-            betas=self.adamw.betas,
-            eps=self.adamw.eps,
-            weight_decay=self.adamw.weight_decay,
-        )
-
-    def teardown(self, stage: str) -> None:
-        self.engine.close()
-        self._engine_started = False
-
-    def ready_engine(self) -> Engine:
-        """The engine, started with the policy as it stands when it is first asked for."""
-        if not self._engine_started:
-            assert self.policy is not None
-            self.engine.start(self.policy, stop_token_ids(self.policy, self.tokenizer))
-            self._engine_started = True
-        return self.engine
-
-    def _current_engine(self) -> Engine:
-        """The engine, with the weights of now."""
-        engine = self.ready_engine()
-        fitting = self.trainer.state.fn == TrainerFn.FITTING
-        if fitting and engine.policy_version not in (None, self.global_step):
-            raise RuntimeError(
-                f"{type(engine).__name__} samples from policy version {engine.policy_version}, but "
-                f"{self.global_step} steps have been made: add the WeightSync callback "
-                f"(logra_lightning.callbacks); on the command line, weight_sync.enabled=true"
-            )
-        return engine
-
-    def _decode(self, token_ids: Sequence[list[int]]) -> list[str]:
-        return self.tokenizer.batch_decode(list(token_ids), skip_special_tokens=True)
-
-    def _seed(self, purpose: str, number: int) -> int:
-        return derive_seed(self.seed, number, self.global_rank, purpose)
-
-    @property
-    def _datamodule(self) -> Any:
-        return getattr(self.trainer, "datamodule", None)
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        """Time a phase of the step, the work on the device included."""
-        start = time.perf_counter()
-        yield
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self._phase_s[name] = time.perf_counter() - start
-
-
-class _CloseEngine(Callback):
-    """Lightning tears a module down only where all went well."""
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        assert isinstance(pl_module, PolicyModule)
-        pl_module.teardown("fit")
-
-
-def _default_engine() -> Engine:
-    if importlib.util.find_spec("vllm") is not None:
-        return VLLMEngine()
-    rank_zero_info("vLLM is not installed: TorchEngine samples the completions.")
-    return TorchEngine()
-
-
-def _add_(totals: dict[str, Tensor], stats: dict[str, Tensor]) -> None:
-    for name, value in stats.items():
-        totals[name] = totals[name] + value if name in totals else value
+        super().on_load_checkpoint(checkpoint)
+        if "advantage" in checkpoint and hasattr(self.advantage, "load_state_dict"):
+            self.advantage.load_state_dict(checkpoint["advantage"])

@@ -21,8 +21,7 @@ def load_tokenizer(path: str) -> Any:
     """
     from transformers import AutoTokenizer
 
-    _check_path(path)
-    return AutoTokenizer.from_pretrained(path)
+    return AutoTokenizer.from_pretrained(_checked_path(path))
 
 
 def load_policy(path: str, **kwargs: Any) -> nn.Module:
@@ -40,9 +39,8 @@ def load_policy(path: str, **kwargs: Any) -> nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
-    _check_path(path)
     options = {"dtype": torch.get_default_dtype()} | kwargs
-    policy = AutoModelForCausalLM.from_pretrained(path, **options)
+    policy = AutoModelForCausalLM.from_pretrained(_checked_path(path), **options)
     for module in policy.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -119,42 +117,12 @@ def context_length(policy: Any) -> int:
     return policy.config.get_text_config().max_position_embeddings
 
 
-def check_lengths(
-    longest_prompt: int,
-    max_tokens: int,
-    eval_max_tokens: int,
-    context: int,
-    max_tokens_per_microbatch: int,
-) -> None:
-    """Raise ValueError when prompt and completion fit neither the model nor a microbatch.
-
-    Args:
-        longest_prompt: tokens of the longest prompt.
-        max_tokens: tokens of the longest training completion.
-        eval_max_tokens: tokens of the longest validation completion.
-        context: most tokens that the model and the engine can read.
-        max_tokens_per_microbatch: padded tokens of one forward and backward pass.
-    """
-    total = longest_prompt + max(max_tokens, eval_max_tokens)
-    if total > context:
-        raise ValueError(
-            f"the longest prompt has {longest_prompt} tokens and completions up to "
-            f"{max(max_tokens, eval_max_tokens)}, {total} in all, but the model and its engine "
-            f"take {context}: lower model.sampling.max_tokens or data.init_args.max_prompt_tokens, "
-            f"or raise model.engine.init_args.max_model_len where that is set"
-        )
-    total = longest_prompt + max_tokens
-    if total > max_tokens_per_microbatch:
-        raise ValueError(
-            f"a rollout may have {total} tokens (the longest prompt {longest_prompt}, the "
-            f"completion {max_tokens}), more than model.max_tokens_per_microbatch="
-            f"{max_tokens_per_microbatch}: raise it to at least {total}"
-        )
-
-
-def _check_path(path: str) -> None:
+def _checked_path(path: str) -> str:
+    """A hub name as it is, a folder in full; ValueError where the folder is not there."""
+    full = Path(path).expanduser()
     looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
-    if looks_local and "/" in path and not Path(path).expanduser().is_dir():
+    if looks_local and "/" in path and not full.is_dir():
         raise ValueError(
             f"there is no model folder {path!r}: set model.model to a folder or a hub name"
         )
+    return str(full) if path.startswith("~") else path

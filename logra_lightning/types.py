@@ -114,8 +114,11 @@ class Rollouts:
         rewards: [B] fp32, weighted sum.
         rewards_by_name: name to [B] fp32, before weights; NaN where a reward does not apply.
         advantages: [B] fp32.
-        num_completion_tokens: completion tokens of the whole optimizer step over all ranks, the
-            loss normalizer.
+        rows: B row numbers in the data set; -1 where there is none.
+        metrics: tag to value, of what was sampled; logged as it is.
+        old_logprobs: B tensors of [n] fp32, nats, of each completion's tokens under the policy as
+            it was when the batch began; None where it is the policy of this very step.
+        reference_logprobs: the same under the frozen reference; None without one.
     """
 
     prompt_ids: Sequence[list[int]]
@@ -123,10 +126,15 @@ class Rollouts:
     rewards: Tensor
     rewards_by_name: dict[str, Tensor]
     advantages: Tensor
-    num_completion_tokens: int
+    rows: Sequence[int] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    old_logprobs: Sequence[Tensor] | None = None
+    reference_logprobs: Sequence[Tensor] | None = None
 
     def __post_init__(self) -> None:
         size = len(self.prompt_ids)
+        if not self.rows:
+            object.__setattr__(self, "rows", [-1] * size)
         if len(self.completions) != size:
             raise ValueError(f"{len(self.completions)} completions for {size} prompts")
         fields = {"rewards": self.rewards, "advantages": self.advantages, **self.rewards_by_name}
@@ -139,19 +147,31 @@ class Rollouts:
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
-    def spread(self, count: int) -> Rollouts:
-        """`count` of the rollouts, evenly spaced; all where there are fewer."""
-        size = len(self)
-        rows = [i * size // count for i in range(count)] if count < size else list(range(size))
-        index = torch.tensor(rows, dtype=torch.int64, device=self.rewards.device)
+    def select(self, chosen: Sequence[int]) -> Rollouts:
+        """The rollouts at these positions, in this order."""
+        index = torch.tensor(chosen, dtype=torch.int64, device=self.rewards.device)
+
+        def of(values: Sequence[Tensor] | None) -> Sequence[Tensor] | None:
+            return None if values is None else [values[i] for i in chosen]
+
         return replace(
             self,
-            prompt_ids=[self.prompt_ids[i] for i in rows],
-            completions=[self.completions[i] for i in rows],
+            prompt_ids=[self.prompt_ids[i] for i in chosen],
+            completions=[self.completions[i] for i in chosen],
             rewards=self.rewards[index],
             rewards_by_name={name: r[index] for name, r in self.rewards_by_name.items()},
             advantages=self.advantages[index],
+            rows=[self.rows[i] for i in chosen],
+            old_logprobs=of(self.old_logprobs),
+            reference_logprobs=of(self.reference_logprobs),
         )
+
+    def spread(self, count: int) -> Rollouts:
+        """`count` of the rollouts, evenly spaced; all where there are fewer."""
+        size = len(self)
+        if count >= size:
+            return self
+        return self.select([i * size // count for i in range(count)])
 
     def cut(self, max_tokens: int) -> Rollouts:
         """Completions cut off where prompt and completion reach `max_tokens`; one token stays."""
@@ -163,12 +183,17 @@ class Rollouts:
                 if keep >= len(completion.token_ids)
                 else Completion(completion.token_ids[:keep], completion.logprobs[:keep], True)
             )
-        return replace(self, completions=completions)
+        return replace(self, completions=completions, old_logprobs=None, reference_logprobs=None)
 
     @property
     def lengths(self) -> Tensor:
         """[B] int64, completion tokens of each rollout."""
         return torch.tensor([len(c.token_ids) for c in self.completions], dtype=torch.int64)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Completion tokens of all rollouts."""
+        return sum(len(completion.token_ids) for completion in self.completions)
 
     @property
     def truncated(self) -> Tensor:
@@ -189,6 +214,13 @@ class Microbatch:
         rollout_logprobs: [T] fp32, nats, of the tokens where `completion_mask`, row by row.
         advantages: [T] fp32, of the same tokens.
         temperature: that the tokens were sampled with; divides the policy's logits too.
+        token_weights: [T] fp32, of each token in the loss; they add up to 1 over all microbatches
+            and ranks of a step where the loss is a mean.
+        num_completion_tokens: of the whole step over all ranks.
+        rollouts: B positions of its rollouts in the batch.
+        old_logprobs: [T] fp32, nats, under the policy when the batch began; None where that is the
+            policy of this step.
+        reference_logprobs: [T] fp32, nats, under the frozen reference; None without one.
     """
 
     input_ids: Tensor
@@ -196,6 +228,11 @@ class Microbatch:
     rollout_logprobs: Tensor
     advantages: Tensor
     temperature: float
+    token_weights: Tensor
+    num_completion_tokens: int
+    rollouts: Sequence[int] = ()
+    old_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.input_ids.shape != self.completion_mask.shape:
@@ -210,3 +247,14 @@ class Microbatch:
     def target_ids(self) -> Tensor:
         """[T] int64, the trained tokens."""
         return self.input_ids[self.completion_mask]
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B] int64, trained tokens of each rollout."""
+        return self.completion_mask.sum(dim=1)
+
+    def rollout_mean(self, values: Tensor) -> Tensor:
+        """[T] values to [T]: each token gets the mean over its rollout."""
+        lengths = self.lengths
+        parts = values.split(lengths.tolist())
+        return torch.stack([part.mean() for part in parts]).repeat_interleave(lengths)

@@ -13,7 +13,7 @@ from logra_lightning.callbacks import RunSummary, SketchAccumulation, StepProgre
 from logra_lightning.cli import LograCLI, main
 from tests.conftest import ROOT
 
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 class Parsed(LograCLI):

@@ -18,7 +18,17 @@ from logra_lightning import (
     SamplingParams,
     SketchStrategy,
 )
+from logra_lightning.objective import (
+    K2,
+    K3,
+    ConstantLength,
+    PPOClip,
+    RunningBaseline,
+    SequenceMean,
+    TokenMean,
+)
 from logra_lightning.rewards import exact_match
+from logra_lightning.rollout import DynamicSampling
 from logra_lightning.types import PromptBatch, Rollouts
 from tests.conftest import TINY_POLICY
 from tests.runs import data, digits, fit, policy, trainer, weights
@@ -152,19 +162,22 @@ def test_logged_metrics_say_what_happened(tmp_path: Path) -> None:
     run = fit(tmp_path, policy(), steps=1)
     logged = {name: float(value) for name, value in run.logged_metrics.items()}
     families = {
-        "rollout": "reward reward_std length truncated_frac tokens zero_advantage_frac",
+        "rollout": "reward reward_std length length_min length_max truncated_frac tokens "
+        "zero_variance_frac zero_advantage_frac",
         "rewards": "digits",
         "loss": "policy clip_frac",
         "policy": "entropy",
-        "mismatch": "logprob_diff is_ratio",
+        "mismatch": "logprob_diff logprob_diff_max kl is_ratio is_ratio_min is_ratio_max "
+        "effective_sample_frac masked_frac",
         "sketch": "norm zero_frac",
         "optim": "grad_norm step_scale",
-        "time": "rollout_s train_s update_s step_s",
+        "time": "rollout_s logprobs_s train_s update_s step_s",
     }
     for name in (f"{family}/{n}" for family, names in families.items() for n in names.split()):
         assert name in logged
     assert logged["mismatch/logprob_diff"] < 1e-5  # the engine samples from the policy itself
     assert logged["mismatch/is_ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert logged["mismatch/effective_sample_frac"] == pytest.approx(1.0, abs=1e-5)
     assert logged["loss/clip_frac"] == 0.0
     assert logged["sketch/norm"] == pytest.approx(logged["optim/grad_norm"])
     assert logged["optim/step_scale"] == 1.0
@@ -191,6 +204,235 @@ def test_validation_is_greedy_and_leaves_training_alone(tmp_path: Path) -> None:
         == (result["eval/pass@1"])
     )
     assert [row["row"] for row in rows] == list(range(8))
+
+
+def steps_of(module: PolicyModule) -> list[dict[str, Any]]:
+    """Watch every optimizer step: what it trains on, and the weights before it."""
+    seen: list[dict[str, Any]] = []
+    update = module.update
+
+    def watch() -> None:
+        seen.append({"rollouts": module._minibatch, "weights": weights(module)})
+        update()
+
+    module.update = watch  # type: ignore[method-assign]
+    return seen
+
+
+def test_each_minibatch_of_each_epoch_is_one_step_and_the_old_policy_stays(tmp_path: Path) -> None:
+    module = policy(inner_epochs=2, minibatches=2)
+    seen = steps_of(module)
+    run = fit(tmp_path, module, steps=8)
+    assert run.global_step == len(seen) == 8
+    for batch in (seen[:4], seen[4:]):
+        rows = [sorted(set(step["rollouts"].rows)) for step in batch]
+        assert all(len(step["rollouts"]) == 2 * 4 for step in batch)
+        for epoch in (rows[:2], rows[2:]):
+            assert len(epoch[0] + epoch[1]) == len(set(epoch[0] + epoch[1])) == 4
+        # The old logprobs are those of the weights when the batch began, recomputed here.
+        assert module.policy is not None
+        step = batch[-1]
+        module.load_state_dict(batch[0]["weights"])
+        for actual, expected in zip(
+            step["rollouts"].old_logprobs, module._logprobs(step["rollouts"]), strict=True
+        ):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+def test_later_steps_are_clipped_where_the_first_is_not(tmp_path: Path) -> None:
+    found = {}
+    for epochs in (1, 4):
+        module = policy(inner_epochs=epochs, loss=PPOClip(1e-3, 1e-3))
+        run = fit(tmp_path, module, steps=epochs)
+        found[epochs] = float(run.logged_metrics["loss/clip_frac"])
+    assert found[1] == 0.0
+    assert found[4] > 0.05
+
+
+def test_a_batch_ends_where_max_steps_are_reached(tmp_path: Path) -> None:
+    run = fit(tmp_path, policy(inner_epochs=4), steps=6)
+    assert run.global_step == 6
+
+
+def truncated_ones(tmp_path: Path, max_tokens: int, **options: Any) -> tuple[Any, Any, Any]:
+    module = policy(
+        sampling=SamplingParams(max_tokens), mask_truncated=True, group_size=8, **options
+    )
+    seen = steps_of(module)
+    with pytest.warns(UserWarning, match=f"cut off at model.sampling.max_tokens={max_tokens}"):
+        run = fit(tmp_path, module, steps=2)
+    return module, seen, run
+
+
+@pytest.mark.parametrize("strategy", ["sketch", "auto"])
+def test_where_every_completion_is_cut_off_nothing_moves(tmp_path: Path, strategy: str) -> None:
+    options = {} if strategy == "sketch" else {"adamw": AdamWOptions(lr=1e-2)}
+    module = policy(sampling=SamplingParams(1), mask_truncated=True, **options)
+    fit(tmp_path, module, max_steps=0)
+    start = weights(module)
+    fresh = policy(sampling=SamplingParams(1), mask_truncated=True, **options)
+    with pytest.warns(UserWarning, match="100% of the first batch"):
+        run = (
+            fit(tmp_path, fresh, strategy=strategy) if strategy == "auto" else fit(tmp_path, fresh)
+        )
+    torch.testing.assert_close(weights(fresh), start, rtol=0, atol=0)
+    assert run.global_step == 2
+    assert run.logged_metrics["rollout/truncated_frac"] == 1.0
+    assert run.logged_metrics["rollout/length"] == 1.0
+    for state in run.optimizers[0].state.values():
+        assert not any(v.any() for n, v in state.items() if n in ("v", "exp_avg", "exp_avg_sq"))
+
+
+def test_masked_completions_leave_loss_and_denominator(tmp_path: Path) -> None:
+    _, seen, _ = truncated_ones(tmp_path, 2)
+    kept = seen[0]["rollouts"]
+    assert 0 < len(kept) < 4 * 8
+    assert not kept.truncated.any()
+
+
+def test_reference_is_the_start_of_the_run_also_after_a_resume(tmp_path: Path) -> None:
+    def build() -> PolicyModule:
+        return policy(reference_kl=K3(0.1), train_others=True, adamw=AdamWOptions(lr=1e-2))
+
+    module = build()
+    seen = steps_of(module)
+    run = fit(tmp_path, module, steps=3)
+    start = seen[0]["weights"]
+    assert float(run.logged_metrics["loss/reference_kl"]) > 1e-4
+    run.save_checkpoint(tmp_path / "x.ckpt")
+
+    resumed = build()
+    again = steps_of(resumed)
+    trainer(tmp_path, 4).fit(resumed, datamodule=data(tmp_path), ckpt_path=tmp_path / "x.ckpt")
+    (step,) = again
+    torch.testing.assert_close(step["weights"], weights(module), rtol=0, atol=0)
+    resumed.load_state_dict(start)
+    for actual, expected in zip(
+        step["rollouts"].reference_logprobs, resumed._logprobs(step["rollouts"]), strict=True
+    ):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+def test_reference_kl_of_the_first_step_is_zero_and_the_policy_is_left_as_it_was(
+    tmp_path: Path,
+) -> None:
+    plain, held = policy(), policy(reference_kl=K2(10.0))
+    fit(tmp_path, plain, steps=1)
+    run = fit(tmp_path, held, steps=1)
+    assert float(run.logged_metrics["loss/reference_kl"]) < 1e-9
+    torch.testing.assert_close(weights(held), weights(plain), rtol=1e-5, atol=1e-6)
+
+
+def test_entropy_bonus_has_the_gradient_of_the_entropy(tmp_path: Path) -> None:
+    """Against a plain forward pass, on rollouts without advantage."""
+
+    def same(completion: str) -> float:
+        return 1.0
+
+    module = policy(rewards=[Reward(same)], entropy_coefficient=0.5, train_others=True)
+    found = {}
+    update = module.update
+
+    def watch() -> None:
+        others = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+        found.update(grads=others, rollouts=module._minibatch, start=weights(module))
+        update()
+
+    module.update = watch  # type: ignore[method-assign]
+    fit(tmp_path, module, steps=1)
+    plain = module.policy
+    module.load_state_dict(found["start"])
+    plain.requires_grad_(True)
+    rollouts = found["rollouts"]
+    for prompt, completion in zip(rollouts.prompt_ids, rollouts.completions, strict=True):
+        ids = torch.tensor([prompt + completion.token_ids])
+        logprobs = plain(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum()
+        (-0.5 * entropy / rollouts.num_completion_tokens).backward()
+    assert found["grads"]
+    for name, gradient in found["grads"].items():
+        torch.testing.assert_close(
+            gradient, dict(module.named_parameters())[name].grad, rtol=1e-3, atol=1e-6
+        )
+
+
+def test_a_batch_without_signal_moves_nothing_in_a_dense_run(tmp_path: Path) -> None:
+    def first_step_only(completion: str) -> float:
+        return digits(completion) if module.global_step == 0 else 1.0
+
+    module = policy(rewards=[Reward(first_step_only)], adamw=AdamWOptions(lr=1e-3))
+    seen = steps_of(module)
+    fit(tmp_path, module, steps=3, strategy="auto")
+    moved = [n for n, w in seen[1]["weights"].items() if not torch.equal(w, seen[0]["weights"][n])]
+    assert moved
+    # AdamW's moments alone would move them on.
+    torch.testing.assert_close(weights(module), seen[1]["weights"], rtol=0, atol=0)
+
+
+def test_dynamic_sampling_trains_on_groups_that_differ_and_resumes_exactly(tmp_path: Path) -> None:
+    def sometimes(completion: str) -> float:
+        return digits(completion) % 2
+
+    def build() -> PolicyModule:
+        return policy(rewards=[Reward(sometimes)], dynamic_sampling=DynamicSampling(4))
+
+    module = build()
+    seen = steps_of(module)
+    fit(tmp_path, module, steps=4)
+    dropped = [step["rollouts"].metrics["rollout/dropped_groups"] for step in seen]
+    assert all((step["rollouts"].advantages != 0).all() for step in seen)
+    assert sum(dropped) > 0
+    half = build()
+    stopped = fit(tmp_path, half, steps=2)
+    stopped.save_checkpoint(tmp_path / "half.ckpt")
+    resumed = build()
+    trainer(tmp_path, 4).fit(resumed, datamodule=data(tmp_path), ckpt_path=tmp_path / "half.ckpt")
+    torch.testing.assert_close(weights(resumed), weights(module), rtol=0, atol=0)
+
+
+def test_a_running_baseline_goes_on_after_a_resume(tmp_path: Path) -> None:
+    def build() -> PolicyModule:
+        return policy(advantage=RunningBaseline(0.3), group_size=1)
+
+    straight = build()
+    fit(tmp_path, straight, steps=4)
+    run = fit(tmp_path, build(), steps=2)
+    run.save_checkpoint(tmp_path / "half.ckpt")
+    resumed = build()
+    trainer(tmp_path, 4).fit(resumed, datamodule=data(tmp_path), ckpt_path=tmp_path / "half.ckpt")
+    assert resumed.advantage.baseline == straight.advantage.baseline
+    torch.testing.assert_close(weights(resumed), weights(straight), rtol=0, atol=0)
+
+
+def test_several_completions_per_prompt_in_validation(tmp_path: Path) -> None:
+    module = policy(
+        rewards=[Reward(exact_match)],
+        eval_completions=4,
+        eval_sampling=SamplingParams(6, temperature=1.0),
+    )
+    run = trainer(tmp_path, limit_val_batches=1.0)
+    result = run.validate(module, datamodule=data(tmp_path), verbose=False)[0]
+    groups = [module.eval_rows[i : i + 4] for i in range(0, len(module.eval_rows), 4)]
+    assert len(groups) == 8
+    right = [[row["reward"] >= 1 for row in group] for group in groups]
+    assert result["eval/pass@4"] == pytest.approx(sum(map(any, right)) / 8)
+    assert result["eval/avg@4"] == pytest.approx(sum(map(sum, right)) / 32)
+    assert result["eval/pass@1"] == pytest.approx(result["eval/avg@4"])
+    assert 0 <= result["eval/maj@4"] <= 1
+
+
+@pytest.mark.parametrize(
+    "normalizer", [TokenMean(), SequenceMean(), ConstantLength(6)], ids=lambda n: type(n).__name__
+)
+def test_no_normalizer_depends_on_the_cut_into_microbatches(
+    tmp_path: Path, normalizer: Any
+) -> None:
+    results = []
+    for max_tokens in (10_000, 25):
+        module = policy(normalizer=normalizer, max_tokens_per_microbatch=max_tokens)
+        fit(tmp_path, module, steps=1)
+        results.append(weights(module))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=2e-5)
 
 
 def needs_solution(completion: str, solution: str) -> float:

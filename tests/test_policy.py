@@ -9,7 +9,6 @@ import torch
 from transformers import LlamaForCausalLM
 
 from logra_lightning.policy import (
-    check_lengths,
     context_length,
     exact_buffers,
     freeze_,
@@ -63,14 +62,6 @@ def test_a_folder_that_is_not_there_is_named(path: str) -> None:
     for load in (load_policy, load_tokenizer):
         with pytest.raises(ValueError, match=f"there is no model folder '{path}'"):
             load(path)
-
-
-def test_lengths_that_do_not_fit_are_refused_with_numbers() -> None:
-    check_lengths(10, 6, 6, 16, 16)
-    with pytest.raises(ValueError, match="completions up to 7, 17 in all, .* take 16"):
-        check_lengths(10, 6, 7, 16, 100)
-    with pytest.raises(ValueError, match="per_microbatch=15: raise it to at least 16"):
-        check_lengths(10, 6, 6, 16, 15)
 
 
 def test_casts_leave_tables_as_they_are(llama: LlamaForCausalLM) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -44,7 +46,7 @@ def test_completion_needs_a_logprob_for_each_token() -> None:
 
 def rollouts(advantages: torch.Tensor) -> Rollouts:
     completion = Completion([1, 2], torch.zeros(2), truncated=True)
-    return Rollouts([[1], [1]], [completion] * 2, torch.zeros(2), {}, advantages, 4)
+    return Rollouts([[1], [1]], [completion] * 2, torch.zeros(2), {}, advantages)
 
 
 def test_rollouts_check_shapes_and_finiteness() -> None:
@@ -57,11 +59,11 @@ def test_rollouts_check_shapes_and_finiteness() -> None:
 
 
 def test_microbatch_needs_one_shape_and_a_temperature() -> None:
-    ids = torch.zeros(2, 3, dtype=torch.int64)
+    ids, none = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(0)
     with pytest.raises(ValueError, match="must have the same shape"):
-        Microbatch(ids, torch.zeros(2, 2, dtype=torch.bool), torch.zeros(0), torch.zeros(0), 1.0)
+        Microbatch(ids, torch.zeros(2, 2, dtype=torch.bool), none, none, 1.0, none, 1)
     with pytest.raises(ValueError, match="temperature must be positive"):
-        Microbatch(ids, torch.zeros(2, 3, dtype=torch.bool), torch.zeros(0), torch.zeros(0), 0.0)
+        Microbatch(ids, torch.zeros(2, 3, dtype=torch.bool), none, none, 0.0, none, 1)
 
 
 def rollouts_of(sizes: list[tuple[int, int]]) -> Rollouts:
@@ -70,7 +72,7 @@ def rollouts_of(sizes: list[tuple[int, int]]) -> Rollouts:
     completions = [
         Completion(list(range(n)), torch.arange(float(n)), truncated=False) for _, n in sizes
     ]
-    return Rollouts([[7] * p for p, _ in sizes], completions, values, {"a": values}, values, 10)
+    return Rollouts([[7] * p for p, _ in sizes], completions, values, {"a": values}, values)
 
 
 def test_spread_takes_rollouts_from_the_whole_batch() -> None:
@@ -79,6 +81,21 @@ def test_spread_takes_rollouts_from_the_whole_batch() -> None:
     assert few.lengths.tolist() == [1, 3, 6, 8]
     assert few.rewards.tolist() == few.rewards_by_name["a"].tolist() == [0, 2, 5, 7]
     assert len(whole.spread(10)) == len(whole.spread(11)) == 10
+
+
+def test_select_takes_everything_along_in_the_order_asked_for() -> None:
+    whole = rollouts_of([(i + 1, i + 1) for i in range(4)])
+    old = [torch.full((i + 1,), float(i)) for i in range(4)]
+    whole = replace(whole, rows=[10, 11, 12, 13], old_logprobs=old)
+    some = whole.select([3, 1])
+    assert some.rows == [13, 11]
+    assert some.rewards.tolist() == some.advantages.tolist() == [3, 1]
+    assert [len(ids) for ids in some.prompt_ids] == some.lengths.tolist() == [4, 2]
+    assert some.num_completion_tokens == 6
+    assert some.old_logprobs is not None
+    assert [x.tolist() for x in some.old_logprobs] == [[3] * 4, [1] * 2]
+    assert some.reference_logprobs is None
+    assert whole.select([]).num_completion_tokens == len(whole.select([])) == 0
 
 
 def test_cut_leaves_the_prompt_and_at_least_one_token() -> None:

@@ -1,15 +1,64 @@
 """What is optimized: advantages, losses and token logprobs. torch and `types` only."""
 
-from logra_lightning.objective.advantage import GRPO, Advantage
+from logra_lightning.objective.advantage import (
+    GRPO,
+    RLOO,
+    Advantage,
+    DrGRPO,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    RunningBaseline,
+)
+from logra_lightning.objective.batch_stats import BatchStats
+from logra_lightning.objective.correction import (
+    Correction,
+    GeometricMeanMask,
+    NoCorrection,
+    ProductMask,
+    TokenMask,
+    TokenTruncation,
+)
 from logra_lightning.objective.logprobs import Head, check_head, head_of, token_logprobs
-from logra_lightning.objective.loss import ClippedPolicyGradient, Loss
+from logra_lightning.objective.loss import CISPO, GSPO, Loss, PPOClip, Reinforce
+from logra_lightning.objective.normalizer import (
+    ConstantLength,
+    Normalizer,
+    SequenceMean,
+    TokenMean,
+)
+from logra_lightning.objective.objective import Objective
+from logra_lightning.objective.reference_kl import K1, K2, K3, ReferenceKL
 
 __all__ = [
+    "CISPO",
     "GRPO",
+    "GSPO",
+    "K1",
+    "K2",
+    "K3",
+    "RLOO",
     "Advantage",
-    "ClippedPolicyGradient",
+    "BatchStats",
+    "ConstantLength",
+    "Correction",
+    "DrGRPO",
+    "GeometricMeanMask",
     "Head",
     "Loss",
+    "NoCorrection",
+    "Normalizer",
+    "Objective",
+    "PPOClip",
+    "ProductMask",
+    "ReferenceKL",
+    "Reinforce",
+    "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
+    "RunningBaseline",
+    "SequenceMean",
+    "TokenMask",
+    "TokenMean",
+    "TokenTruncation",
     "check_head",
     "head_of",
     "token_logprobs",

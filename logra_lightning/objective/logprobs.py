@@ -7,6 +7,7 @@ model whose logits are made in another way is refused by `check_head`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,6 +116,7 @@ def token_logprobs(
     *,
     temperature: float,
     chunk_tokens: int = 512,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""Logprobs of tokens, and the entropy of the distributions they were drawn from.
 
@@ -128,12 +130,14 @@ def token_logprobs(
         head: from `head_of`.
         temperature: divides the logits.
         chunk_tokens: tokens whose logits exist at the same time.
+        entropy_gradient: whether the entropy has a gradient too.
 
     Returns:
-        [T] fp32 logprobs in nats, with gradient; [T] fp32 entropy in nats, without.
+        [T] fp32 logprobs in nats, with gradient; [T] fp32 entropy in nats.
     """
+    chunk = partial(_chunk, head=head, temperature=temperature, entropy_gradient=entropy_gradient)
     parts = [
-        checkpoint(_chunk, h, y, head, temperature, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(chunk, h, y, use_reentrant=False, preserve_rng_state=False)
         for h, y in zip(hidden.split(chunk_tokens), target_ids.split(chunk_tokens), strict=True)
     ]
     logprobs, entropies = zip(*parts, strict=True)
@@ -141,12 +145,12 @@ def token_logprobs(
 
 
 def _chunk(
-    hidden: Tensor, target_ids: Tensor, head: Head, temperature: float
+    hidden: Tensor, target_ids: Tensor, head: Head, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     logits = head.logits(hidden) / temperature
     normalizer = torch.logsumexp(logits, dim=-1)
     logprobs = logits.gather(-1, target_ids[:, None])[:, 0] - normalizer
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         log_p = logits - normalizer[:, None]
         entropy = -(log_p.exp() * log_p).sum(dim=-1)
     return logprobs, entropy

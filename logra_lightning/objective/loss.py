@@ -1,9 +1,8 @@
-"""Policy-gradient losses on the completion tokens of one microbatch.
+"""Policy-gradient losses, token by token.
 
-A loss is a callable `(logprobs [T], microbatch, num_completion_tokens) -> (loss, stats)`. It
-divides by the completion tokens of the whole optimizer step over all ranks, so cutting the batch
-into other microbatches changes nothing. Each of its stats is the microbatch's share of a mean over
-those tokens: add them up over microbatches.
+A loss is a callable `(logprobs [T], log_ratio [T], microbatch) -> (loss [T], stats)`; how tokens
+are weighted and what is added to it is the business of `Objective`. Write your own and name it by
+`class_path`.
 """
 
 from __future__ import annotations
@@ -17,69 +16,154 @@ from logra_lightning.types import Microbatch
 
 
 class Loss(Protocol):
-    """What the module asks of a loss."""
+    """What `Objective` asks of a loss."""
 
     def __call__(
-        self, logprobs: Tensor, microbatch: Microbatch, num_completion_tokens: int
+        self, logprobs: Tensor, log_ratio: Tensor, microbatch: Microbatch
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and its stats, each this microbatch's share of the whole step's."""
+        """The loss of each token, and what to log.
+
+        Args:
+            logprobs: [T] fp32, nats, of the trained tokens under the policy, with gradient.
+            log_ratio: [T] fp32, `logprobs - old_logprobs`, with gradient; its value is zero in a
+                batch's first step.
+            microbatch: holds `advantages` [T].
+
+        Returns:
+            [T] losses, and tag to [T] values whose mean over the step's tokens is logged.
+        """
         ...
 
 
-class ClippedPolicyGradient:
-    r"""PPO's clipped surrogate, a mean over tokens.
+class PPOClip:
+    r"""PPO's clipped surrogate.
 
     .. math::
-        L = -\frac{1}{N} \sum_t \min\big(\rho_t A_t,\ \mathrm{clip}(\rho_t,
-        1 - \epsilon_{low}, 1 + \epsilon_{high})\, A_t\big), \qquad
-        \rho_t = \exp(\mathrm{logprobs}_t - \mathrm{rollout\_logprobs}_t)
+        L_t = -\min\big(\rho_t A_t,\ \mathrm{clip}(\rho_t, 1 - \epsilon_{low},
+        1 + \epsilon_{high})\, A_t\big), \qquad \rho_t = \exp(\mathrm{log\_ratio}_t)
 
-    Source: PPO, arXiv 1707.06347; separate bounds and the mean over all tokens of the batch:
-    DAPO, arXiv 2503.14476.
+    and with a dual clip, where A < 0, at most :math:`-c A_t`.
+
+    Source: PPO, arXiv 1707.06347; separate bounds ("clip-higher"): DAPO, arXiv 2503.14476; dual
+    clip: arXiv 1912.09729.
 
     Args:
         clip_low: how far below 1 the ratio still counts.
-        clip_high: how far above 1 the ratio still counts.
+        clip_high: how far above 1 the ratio still counts; .28 is DAPO's.
+        dual_clip: c, above 1: the loss of a token with negative advantage is at most this many
+            times its size. null leaves it unbounded.
 
     Raises:
         ValueError: a bound out of range.
     """
 
-    def __init__(self, clip_low: float = 0.2, clip_high: float = 0.2) -> None:
+    def __init__(
+        self, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None
+    ) -> None:
         if not 0 < clip_low <= 1 or not clip_high > 0:
             raise ValueError(
                 f"clip_low must be above 0 and at most 1, clip_high above 0; got {clip_low} and "
                 f"{clip_high}"
             )
+        if dual_clip is not None and not dual_clip > 1:
+            raise ValueError(f"dual_clip must be above 1, got {dual_clip}: 3 and 10 are usual")
         self.clip_low = clip_low
         self.clip_high = clip_high
+        self.dual_clip = dual_clip
 
     def __call__(
-        self, logprobs: Tensor, microbatch: Microbatch, num_completion_tokens: int
+        self, logprobs: Tensor, log_ratio: Tensor, microbatch: Microbatch
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of T tokens, and its stats.
-
-        Args:
-            logprobs: [T] fp32, nats, of the trained tokens under the policy.
-            microbatch: holds `advantages` and `rollout_logprobs` [T].
-            num_completion_tokens: N, of the whole step over all ranks.
-
-        Returns:
-            [] fp32 loss, and `loss/policy`, `loss/clip_frac`, `mismatch/logprob_diff`,
-            `mismatch/is_ratio`.
-        """
-        difference = logprobs - microbatch.rollout_logprobs
-        ratio = difference.exp()
-        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        """[T] losses and `loss/clip_frac`, as in `Loss`."""
         advantages = microbatch.advantages
-        surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-        loss = -surrogate.sum() / num_completion_tokens
-        with torch.no_grad():
-            is_clipped = surrogate != ratio * advantages
-            stats = {
-                "loss/policy": loss,
-                "loss/clip_frac": is_clipped.sum() / num_completion_tokens,
-                "mismatch/logprob_diff": difference.abs().sum() / num_completion_tokens,
-                "mismatch/is_ratio": ratio.sum() / num_completion_tokens,
-            }
-        return loss, {name: value.detach() for name, value in stats.items()}
+        ratio = log_ratio.exp()
+        plain = -ratio * advantages
+        loss = torch.maximum(plain, -_clip(ratio, self.clip_low, self.clip_high) * advantages)
+        if self.dual_clip is not None:
+            bounded = torch.minimum(loss, -self.dual_clip * advantages)
+            loss = torch.where(advantages < 0, bounded, loss)
+        return loss, {"loss/clip_frac": (loss != plain).to(torch.float32)}
+
+
+class CISPO:
+    r"""A policy gradient whose importance weight is clipped and not differentiated.
+
+    .. math:: L_t = -\mathrm{sg}\big(\min(\rho_t, 1 + \epsilon_{high})\big)\, A_t\,
+        \mathrm{logprobs}_t
+
+    No token loses its gradient, as it does under `PPOClip`.
+
+    Source: MiniMax-M1, arXiv 2506.13585.
+
+    Args:
+        clip_high: how far above 1 the weight may go.
+        clip_low: how far below 1; null leaves it free, as in the paper's runs.
+
+    Raises:
+        ValueError: a bound out of range.
+    """
+
+    def __init__(self, clip_high: float = 4.0, clip_low: float | None = None) -> None:
+        if not clip_high > 0 or not (clip_low is None or 0 < clip_low <= 1):
+            raise ValueError(
+                f"clip_high must be above 0 and clip_low above 0 and at most 1, or null; got "
+                f"{clip_high} and {clip_low}"
+            )
+        self.clip_high = clip_high
+        self.clip_low = clip_low
+
+    def __call__(
+        self, logprobs: Tensor, log_ratio: Tensor, microbatch: Microbatch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """[T] losses and `loss/clip_frac`, as in `Loss`."""
+        ratio = log_ratio.detach().exp()
+        weight = _clip(ratio, 1.0 if self.clip_low is None else self.clip_low, self.clip_high)
+        loss = -weight * microbatch.advantages * logprobs
+        return loss, {"loss/clip_frac": (weight != ratio).to(torch.float32)}
+
+
+class GSPO:
+    r"""The clipped surrogate with one ratio for a whole completion.
+
+    .. math:: L_t = -\min\big(s A,\ \mathrm{clip}(s, 1 - \epsilon_{low}, 1 + \epsilon_{high})\, A
+        \big), \qquad s = \exp\big(\mathrm{mean}_t\, \mathrm{log\_ratio}_t\big)
+
+    the same for each of its tokens; with the normalizer `SequenceMean` it is the paper's.
+
+    Source: GSPO, arXiv 2507.18071.
+
+    Args:
+        clip_low: how far below 1 the ratio still counts.
+        clip_high: how far above 1 it still counts. Both are small, since s is a mean.
+
+    Raises:
+        ValueError: a bound out of range.
+    """
+
+    def __init__(self, clip_low: float = 3e-4, clip_high: float = 4e-4) -> None:
+        self._clipped = PPOClip(clip_low, clip_high)
+
+    def __call__(
+        self, logprobs: Tensor, log_ratio: Tensor, microbatch: Microbatch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """[T] losses and `loss/clip_frac`, as in `Loss`."""
+        return self._clipped(logprobs, microbatch.rollout_mean(log_ratio), microbatch)
+
+
+class Reinforce:
+    r"""The plain policy gradient, :math:`L_t = -A_t\, \mathrm{logprobs}_t`.
+
+    It has no ratio, so in a batch's later steps nothing accounts for the policy having moved.
+
+    Source: Williams, 1992.
+    """
+
+    def __call__(
+        self, logprobs: Tensor, log_ratio: Tensor, microbatch: Microbatch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """[T] losses, as in `Loss`."""
+        return -microbatch.advantages * logprobs, {}
+
+
+def _clip(ratio: Tensor, low: float, high: float) -> Tensor:
+    return ratio.clamp(1 - low, 1 + high)

@@ -3,96 +3,178 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from logra_lightning.objective.advantage import Advantage
-from logra_lightning.rewards.reward import Reward, score
+import torch
+
+from logra_lightning.objective.advantage import Advantage, is_constant
+from logra_lightning.rewards import Reward, score, voted_answers
 from logra_lightning.rollout.engine import Engine
+from logra_lightning.rollout.stats import merged_metrics, rollout_stats
+from logra_lightning.seeding import derive_seed
 from logra_lightning.types import PromptBatch, Rollouts, SamplingParams
+
+
+@dataclass(frozen=True)
+class DynamicSampling:
+    """Drop prompts whose completions all got the same reward, and sample others in their place.
+
+    Rewards are compared up to rounding, so a group of equal rewards other than 0 and 1 is dropped
+    too. New prompts are drawn at random from the training data. Where refills run out, the step is
+    made with what there is.
+
+    Source: DAPO, arXiv 2503.14476.
+
+    Args:
+        max_refills: times that prompts are drawn for one step; 0 only drops.
+
+    Raises:
+        ValueError: a negative number.
+    """
+
+    max_refills: int = 3
+
+    def __post_init__(self) -> None:
+        if self.max_refills < 0:
+            raise ValueError(f"max_refills must not be negative, got {self.max_refills}")
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """What makes rollouts of prompts.
+
+    Args:
+        engine: samples the completions.
+        decode: lists of token ids to texts without special tokens.
+        rewards: terms of the reward.
+        sampling: how to draw.
+        group_size: G, completions per prompt.
+    """
+
+    engine: Engine
+    decode: Callable[[Sequence[list[int]]], list[str]]
+    rewards: Sequence[Reward]
+    sampling: SamplingParams
+    group_size: int
+
+    def __call__(self, prompts: PromptBatch, seed: int) -> Rollouts:
+        """B = P * G scored rollouts, those of one prompt together; advantages are 0."""
+        groups = self.engine.generate(
+            prompts.prompt_ids, self.sampling, num_completions=self.group_size, seed=seed
+        )
+        completions = [completion for group in groups for completion in group]
+        ids = [completion.token_ids for completion in completions]
+        scores = score(self.rewards, prompts, self.decode(ids), ids)
+        return Rollouts(
+            prompt_ids=[ids for ids in prompts.prompt_ids for _ in range(self.group_size)],
+            completions=completions,
+            rewards=scores.total,
+            rewards_by_name=scores.by_name,
+            advantages=torch.zeros_like(scores.total),
+            rows=[row for row in prompts.rows for _ in range(self.group_size)],
+            metrics=scores.metrics,
+        )
 
 
 def collect(
     prompts: PromptBatch,
     *,
-    engine: Engine,
-    decode: Callable[[Sequence[list[int]]], list[str]],
-    rewards: Sequence[Reward],
+    sampler: Sampler,
     advantage: Advantage,
-    sampling: SamplingParams,
-    group_size: int,
     seed: int,
+    dynamic_sampling: DynamicSampling | None = None,
+    refill: Callable[[int, int], PromptBatch] | None = None,
 ) -> Rollouts:
-    """The scored completions of one batch.
+    """The rollouts to train on, with advantages.
 
     Args:
         prompts: P prompts.
-        engine: samples the completions.
-        decode: B lists of token ids to B texts without special tokens.
-        rewards: terms of the reward.
+        sampler: makes rollouts of prompts.
         advantage: [P, G] rewards to [P, G] advantages.
-        sampling: how to draw.
-        group_size: G, completions per prompt.
-        seed: for the engine.
+        seed: for everything that is drawn.
+        dynamic_sampling: None keeps every group.
+        refill: `(count, seed)` to that many other prompts; needed where there are refills.
 
     Returns:
-        B = P * G rollouts; `num_completion_tokens` counts these alone.
+        At most P * G rollouts. Their metrics are those of all that was sampled.
     """
-    groups = engine.generate(prompts.prompt_ids, sampling, num_completions=group_size, seed=seed)
-    completions = [completion for group in groups for completion in group]
-    completion_ids = [completion.token_ids for completion in completions]
-    total, by_name = score(rewards, prompts, decode(completion_ids), completion_ids)
+    sampled = [sampler(prompts, seed)]
+    kept = sampled[0]
+    if dynamic_sampling is not None:
+        kept = _with_signal(sampled[0], sampler.group_size)
+        for number in range(dynamic_sampling.max_refills):
+            missing = len(prompts) - len(kept) // sampler.group_size
+            if missing == 0:
+                break
+            assert refill is not None
+            others = refill(missing, derive_seed(seed, number, "refill"))
+            sampled.append(sampler(others, derive_seed(seed, number, "rollout")))
+            kept = joined([kept, _with_signal(sampled[-1], sampler.group_size)])
+        if len(kept) == 0:
+            kept = sampled[0]  # a step without signal, which is logged and changes nothing
+    advantages = advantage(kept.rewards.view(-1, sampler.group_size)).reshape(-1)
+    everything = joined(sampled)
+    metrics = everything.metrics | rollout_stats(everything, sampler.group_size)
+    metrics["rollout/zero_advantage_frac"] = (advantages == 0).to(torch.float32).mean().item()
+    if dynamic_sampling is not None:
+        dropped = (len(everything) - len(kept)) // sampler.group_size
+        metrics |= {"rollout/dropped_groups": float(dropped)}
+        metrics |= {"rollout/refills": float(len(sampled) - 1)}
+    return replace(kept, advantages=advantages, metrics=metrics)
+
+
+def joined(parts: Sequence[Rollouts]) -> Rollouts:
+    """Rollouts of several calls of one sampler, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
     return Rollouts(
-        prompt_ids=[ids for ids in prompts.prompt_ids for _ in range(group_size)],
-        completions=completions,
-        rewards=total,
-        rewards_by_name=by_name,
-        advantages=advantage(total.view(len(prompts), group_size)).reshape(-1),
-        num_completion_tokens=sum(map(len, completion_ids)),
+        prompt_ids=[ids for part in parts for ids in part.prompt_ids],
+        completions=[completion for part in parts for completion in part.completions],
+        rewards=torch.cat([part.rewards for part in parts]),
+        rewards_by_name={
+            name: torch.cat([part.rewards_by_name[name] for part in parts])
+            for name in parts[0].rewards_by_name
+        },
+        advantages=torch.cat([part.advantages for part in parts]),
+        rows=[row for part in parts for row in part.rows],
+        metrics=merged_metrics([(len(part), part.metrics) for part in parts]),
     )
 
 
-def evaluate(
-    prompts: PromptBatch,
-    *,
-    engine: Engine,
-    decode: Callable[[Sequence[list[int]]], list[str]],
-    rewards: Sequence[Reward],
-    sampling: SamplingParams,
-    seed: int,
-) -> list[dict[str, Any]]:
-    """One completion per prompt with its reward, as plain values.
+def _with_signal(rollouts: Rollouts, group_size: int) -> Rollouts:
+    """The groups whose rewards differ."""
+    signal = ~is_constant(rollouts.rewards.view(-1, group_size))
+    return rollouts.select(signal.repeat_interleave(group_size).nonzero()[:, 0].tolist())
+
+
+def evaluate(prompts: PromptBatch, *, sampler: Sampler, seed: int) -> list[dict[str, Any]]:
+    """Completions of each prompt with their reward, as plain values.
 
     Args:
         prompts: P prompts.
-        engine: samples the completions.
-        decode: lists of token ids to texts without special tokens.
-        rewards: terms of the reward.
-        sampling: how to draw.
+        sampler: makes rollouts of prompts; its temperature may be 0.
         seed: for the engine.
 
     Returns:
-        P rows of `row`, `prompt`, `completion`, `reward`, `length` (tokens) and `truncated`.
+        P * G rows of `row`, `source`, `prompt`, `completion`, `answer` (what it counts for in a
+        vote, or None), `reward`, `length` (tokens) and `truncated`.
     """
-    groups = engine.generate(prompts.prompt_ids, sampling, num_completions=1, seed=seed)
-    completions = [completion for (completion,) in groups]
-    completion_ids = [completion.token_ids for completion in completions]
-    texts = decode(completion_ids)
-    total, _ = score(rewards, prompts, texts, completion_ids)
+    rollouts = sampler(prompts, seed)
+    texts = sampler.decode([completion.token_ids for completion in rollouts.completions])
+    sources = prompts.columns.get("source", [None] * len(prompts))
+    columns = {
+        "row": rollouts.rows,
+        "source": [source for source in sources for _ in range(sampler.group_size)],
+        "prompt": [
+            t for t in sampler.decode(prompts.prompt_ids) for _ in range(sampler.group_size)
+        ],
+        "completion": texts,
+        "answer": voted_answers(sampler.rewards, texts) if sampler.group_size > 1 else texts,
+        "reward": rollouts.rewards.tolist(),
+        "length": rollouts.lengths.tolist(),
+        "truncated": rollouts.truncated.tolist(),
+    }
     return [
-        {
-            "row": row,
-            "prompt": prompt,
-            "completion": text,
-            "reward": reward,
-            "length": len(completion.token_ids),
-            "truncated": completion.truncated,
-        }
-        for row, prompt, text, reward, completion in zip(
-            prompts.rows,
-            decode(prompts.prompt_ids),
-            texts,
-            total.tolist(),
-            completions,
-            strict=True,
-        )
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]

@@ -1,26 +1,33 @@
-"""collect keeps groups together and hands every part what it needs."""
+"""collect keeps groups together and replaces those without signal; evaluate gives plain rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from logra_lightning.objective import GRPO
 from logra_lightning.rewards import Reward, exact_match
-from logra_lightning.rollout import collect, evaluate
+from logra_lightning.rollout import DynamicSampling, Sampler, collect, evaluate
 from logra_lightning.types import Completion, PromptBatch, SamplingParams
 
 
 class Scripted:
-    """An engine that answers from a list."""
+    """An engine that answers each call from a list."""
 
-    def __init__(self, groups: list[list[list[int]]]) -> None:
-        self.groups = groups
+    policy_version = None
+    max_model_len = None
+
+    def __init__(self, *calls: list[list[list[int]]]) -> None:
+        self.calls = list(calls)
         self.asked: list[tuple] = []
 
     def start(self, policy: nn.Module, stop_token_ids: Sequence[int]) -> None: ...
+
+    def sleep(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -38,46 +45,123 @@ class Scripted:
                 Completion(ids, torch.full((len(ids),), -1.0), truncated=len(ids) > 2)
                 for ids in group
             ]
-            for group in self.groups
+            for group in self.calls.pop(0)
         ]
+
+
+def sampler(engine: Scripted, group_size: int = 2, temperature: float = 1.0) -> Sampler:
+    return Sampler(
+        engine=engine,
+        decode=lambda ids: [str(i[0]) for i in ids],
+        rewards=[Reward(exact_match)],
+        sampling=SamplingParams(3, temperature),
+        group_size=group_size,
+    )
+
+
+def prompts(*numbers: int) -> PromptBatch:
+    """Prompt i asks for i."""
+    return PromptBatch(
+        [[n] for n in numbers], {"answer": [str(n) for n in numbers]}, rows=list(numbers)
+    )
 
 
 def test_groups_stand_together_and_rewards_see_their_own_row() -> None:
     engine = Scripted([[[7], [8, 8, 8]], [[8], [7, 7]]])
-    sampling = SamplingParams(3)
-    rollouts = collect(
-        PromptBatch([[1], [2, 2]], {"answer": ["7", "8"]}),
-        engine=engine,
-        decode=lambda ids: [str(i[0]) for i in ids],
-        rewards=[Reward(exact_match)],
-        advantage=GRPO(),
-        sampling=sampling,
-        group_size=2,
-        seed=5,
-    )
-    assert engine.asked == [([[1], [2, 2]], sampling, 2, 5)]
-    assert list(rollouts.prompt_ids) == [[1], [1], [2, 2], [2, 2]]
+    rollouts = collect(prompts(7, 8), sampler=sampler(engine), advantage=GRPO(), seed=5)
+    assert engine.asked == [([[7], [8]], SamplingParams(3), 2, 5)]
+    assert list(rollouts.prompt_ids) == [[7], [7], [8], [8]]
+    assert rollouts.rows == [7, 7, 8, 8]
     assert rollouts.rewards.tolist() == [1, 0, 1, 0]
     assert rollouts.rewards_by_name["exact_match"].tolist() == [1, 0, 1, 0]
     assert rollouts.advantages.sign().tolist() == [1, -1, 1, -1]
     assert rollouts.num_completion_tokens == 1 + 3 + 1 + 2
     assert rollouts.truncated.tolist() == [False, True, False, False]
+    assert rollouts.metrics["rollout/reward"] == 0.5
+    assert rollouts.metrics["rollout/zero_advantage_frac"] == 0.0
+
+
+RIGHT_AND_WRONG = [[1], [2]]
+
+
+class Refill:
+    """Prompts 1, 1, 1 ... and what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def __call__(self, count: int, seed: int) -> PromptBatch:
+        self.asked.append((count, seed))
+        return prompts(*[1] * count)
+
+
+def dynamic(engine: Scripted, refill: Refill | None, max_refills: int, seed: int = 3) -> Any:
+    return collect(
+        prompts(1, 1, 1),
+        sampler=sampler(engine),
+        advantage=GRPO(),
+        seed=seed,
+        dynamic_sampling=DynamicSampling(max_refills),
+        refill=refill,
+    )
+
+
+def test_groups_without_signal_are_replaced_until_the_batch_is_full() -> None:
+    same, refill = [[9], [9]], Refill()
+    engine = Scripted([same, RIGHT_AND_WRONG, same], [same, RIGHT_AND_WRONG], [RIGHT_AND_WRONG])
+    rollouts = dynamic(engine, refill, max_refills=5)
+    assert [count for count, _ in refill.asked] == [2, 1]
+    assert len(rollouts) == 6
+    assert (rollouts.advantages != 0).all()
+    assert rollouts.metrics["rollout/dropped_groups"] == 3
+    assert rollouts.metrics["rollout/refills"] == 2
+    # Of all that was sampled: three groups of half, three of none.
+    assert rollouts.metrics["rollout/reward"] == pytest.approx(0.25)
+    assert rollouts.metrics["rollout/zero_variance_frac"] == pytest.approx(0.5)
+    # Every draw has a seed of its own.
+    assert len({seed for *_, seed in engine.asked} | {seed for _, seed in refill.asked}) == 5
+
+
+def test_refills_are_bounded_and_the_step_is_made_with_what_there_is() -> None:
+    same, refill = [[9], [9]], Refill()
+    engine = Scripted([same, RIGHT_AND_WRONG, same], [same, same])
+    rollouts = dynamic(engine, refill, max_refills=1)
+    assert len(rollouts) == 2
+    assert rollouts.metrics["rollout/dropped_groups"] == 4
+
+
+def test_without_refills_groups_are_only_dropped() -> None:
+    engine = Scripted([[[9], [9]], RIGHT_AND_WRONG, [[1], [1]]])
+    assert len(dynamic(engine, None, max_refills=0)) == 2
+
+
+def test_a_batch_without_any_signal_stays_whole_and_has_no_advantage() -> None:
+    same = [[9], [9]]
+    engine = Scripted([same] * 3, [same] * 3)
+    rollouts = dynamic(engine, Refill(), max_refills=1)
+    assert len(rollouts) == 6
+    assert (rollouts.advantages == 0).all()
+
+
+def test_the_same_seed_asks_for_the_same_prompts() -> None:
+    asked = []
+    for seed in (3, 3, 4):
+        refill = Refill()
+        engine = Scripted([[[9], [9]]] * 3, [RIGHT_AND_WRONG] * 3)
+        dynamic(engine, refill, max_refills=1, seed=seed)
+        asked.append((refill.asked, [seed for *_, seed in engine.asked]))
+    assert asked[0] == asked[1] != asked[2]
 
 
 def test_evaluation_rows_hold_plain_values() -> None:
     engine = Scripted([[[7]], [[7, 7, 7]]])
-    rows = evaluate(
-        PromptBatch([[1], [2, 2]], {"answer": ["7", "8"]}, [5, 6]),
-        engine=engine,
-        decode=lambda ids: [str(i[0]) for i in ids],
-        rewards=[Reward(exact_match)],
-        sampling=SamplingParams(3, temperature=0.0),
-        seed=1,
-    )
+    batch = PromptBatch([[1], [2, 2]], {"answer": ["7", "8"], "source": ["a", "b"]}, [5, 6])
+    rows = evaluate(batch, sampler=sampler(engine, 1, temperature=0.0), seed=1)
+    shared = {"completion": "7", "answer": "7"}
     assert rows == [
-        {"row": 5, "prompt": "1", "completion": "7", "reward": 1.0}
-        | {"length": 1, "truncated": False},
-        {"row": 6, "prompt": "2", "completion": "7", "reward": 0.0}
-        | {"length": 3, "truncated": True},
+        {"row": 5, "source": "a", "prompt": "1", "reward": 1.0, "length": 1, "truncated": False}
+        | shared,
+        {"row": 6, "source": "b", "prompt": "2", "reward": 0.0, "length": 3, "truncated": True}
+        | shared,
     ]
     assert engine.asked[0][2:] == (1, 1)

@@ -1,4 +1,4 @@
-"""rollout_stats against means taken by hand."""
+"""Statistics of rollouts against means taken by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from logra_lightning.rollout import rollout_stats
+from logra_lightning.rollout.stats import merged_metrics, rollout_stats
 from logra_lightning.types import Completion, Rollouts
 
 
@@ -22,7 +22,6 @@ def test_stats_of_two_groups() -> None:
             "never": torch.full((4,), math.nan),
         },
         advantages=torch.tensor([-1.0, 1.0, 0.0, 0.0]),
-        num_completion_tokens=10,
     )
     assert rollout_stats(rollouts, 2) == pytest.approx(
         {
@@ -30,8 +29,15 @@ def test_stats_of_two_groups() -> None:
             "rollout/reward_std": 0.5,  # (1 + 0) / 2
             "rollout/length": 2.5,
             "rollout/truncated_frac": 0.25,
-            "rollout/zero_advantage_frac": 0.5,
+            "rollout/zero_variance_frac": 0.5,
+            "rollout/length_min": 1.0,
+            "rollout/length_max": 4.0,
             "rollout/tokens": 10.0,
             "rewards/a": 3.0,
         }
     )
+
+
+def test_means_of_several_parts_are_weighted_by_their_size() -> None:
+    parts = [(3, {"a": 1.0, "b": 5.0}), (1, {"a": 5.0})]
+    assert merged_metrics(parts) == pytest.approx({"a": 2.0, "b": 5.0})

@@ -1,0 +1,113 @@
+"""What can be known to go wrong before the first rollout, with the numbers and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from logra_lightning.objective import Advantage
+from logra_lightning.rewards import Reward
+from logra_lightning.types import SamplingParams
+
+
+def check_rewards(rewards: Sequence[Reward]) -> None:
+    """Raise ValueError where there are none, or two of one name."""
+    if not rewards:
+        raise ValueError("model.rewards is empty: name at least one reward")
+    labels = [reward.label for reward in rewards]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"two rewards have the same name among {labels}: set their names")
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """Raise ValueError where completions would not come from the policy that is trained."""
+    if sampling.temperature == 0:
+        raise ValueError(
+            "model.sampling.temperature is 0: training needs completions that differ, so it must "
+            "be positive (1.0 is usual); model.eval_sampling may be greedy"
+        )
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        raise ValueError(
+            f"model.sampling has top_p={sampling.top_p} and top_k={sampling.top_k}: completions "
+            f"would come from another distribution than the one that is trained, so leave them at "
+            f"1 and 0; model.eval_sampling may use them"
+        )
+
+
+def check_groups(group_size: int, advantage: Advantage, *, drops_groups: bool) -> None:
+    """Raise ValueError where a group is too small for what compares its completions."""
+    if group_size < advantage.min_group_size:
+        raise ValueError(
+            f"model.group_size is {group_size}, but {type(advantage).__name__} compares "
+            f"completions of the same prompt: set it to at least {advantage.min_group_size}"
+        )
+    if drops_groups and group_size < 2:
+        raise ValueError(
+            f"model.group_size is {group_size}, so every group has equal rewards and "
+            f"model.dynamic_sampling would drop them all: set group_size to at least 2 or leave "
+            f"dynamic_sampling out"
+        )
+
+
+def check_evaluation(completions: int, pass_k: Sequence[int], sampling: SamplingParams) -> None:
+    """Raise ValueError where validation's completions are all the same, or fewer than a k."""
+    if completions > 1 and sampling.temperature == 0:
+        raise ValueError(
+            f"model.eval_completions is {completions}, but greedy completions are all the same: "
+            f"set model.eval_sampling with a temperature above 0"
+        )
+    if not all(1 <= k <= completions for k in pass_k):
+        raise ValueError(
+            f"model.eval_pass_k is {list(pass_k)}: pass@k needs k from 1 to "
+            f"model.eval_completions={completions}"
+        )
+
+
+def check_at_least_one(**options: int) -> None:
+    """Raise ValueError where an option of the model is below 1."""
+    for name, value in options.items():
+        if value < 1:
+            raise ValueError(f"model.{name} must be at least 1, got {value}")
+
+
+def check_minibatches(prompts_per_step: int, minibatches: int) -> None:
+    """Raise ValueError where the prompts of a batch cannot be shared out among its steps."""
+    if prompts_per_step % minibatches:
+        nearest = max(1, round(prompts_per_step / minibatches)) * minibatches
+        raise ValueError(
+            f"data.init_args.prompts_per_step={prompts_per_step} cannot be split into "
+            f"model.minibatches={minibatches} steps of whole groups: the nearest that can is "
+            f"{nearest}"
+        )
+
+
+def check_lengths(
+    longest_prompt: int,
+    max_tokens: int,
+    eval_max_tokens: int,
+    context: int,
+    max_tokens_per_microbatch: int,
+) -> None:
+    """Raise ValueError when prompt and completion fit neither the model nor a microbatch.
+
+    Args:
+        longest_prompt: tokens of the longest prompt.
+        max_tokens: tokens of the longest training completion.
+        eval_max_tokens: tokens of the longest validation completion.
+        context: most tokens that the model and the engine can read.
+        max_tokens_per_microbatch: padded tokens of one forward and backward pass.
+    """
+    total = longest_prompt + max(max_tokens, eval_max_tokens)
+    if total > context:
+        raise ValueError(
+            f"the longest prompt has {longest_prompt} tokens and completions up to "
+            f"{max(max_tokens, eval_max_tokens)}, {total} in all, but the model and its engine "
+            f"take {context}: lower model.sampling.max_tokens or data.init_args.max_prompt_tokens, "
+            f"or raise model.engine.init_args.max_model_len where that is set"
+        )
+    total = longest_prompt + max_tokens
+    if total > max_tokens_per_microbatch:
+        raise ValueError(
+            f"a rollout may have {total} tokens (the longest prompt {longest_prompt}, the "
+            f"completion {max_tokens}), more than model.max_tokens_per_microbatch="
+            f"{max_tokens_per_microbatch}: raise it to at least {total}"
+        )

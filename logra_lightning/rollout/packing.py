@@ -1,0 +1,110 @@
+"""Rollouts to the parts that are trained: `minibatches`, one step each, and `pack` for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from logra_lightning.types import Microbatch, Rollouts
+
+
+def pack(
+    rollouts: Rollouts,
+    max_tokens: int,
+    *,
+    pad_token_id: int,
+    temperature: float,
+    device: torch.device,
+    token_weights: Tensor | None = None,
+    num_completion_tokens: int | None = None,
+) -> Iterator[Microbatch]:
+    """Every rollout once, longest first, as many to a microbatch as the budget allows.
+
+    Args:
+        rollouts: B rollouts.
+        max_tokens: padded tokens of a microbatch, B * L.
+        pad_token_id: fills rows on the right; may equal a real token.
+        temperature: that the rollouts were sampled with.
+        device: where the microbatches go.
+        token_weights: [B], of each rollout's tokens in the loss; their mean when left out.
+        num_completion_tokens: of the step over all ranks; those of `rollouts` when left out.
+
+    Raises:
+        ValueError: a rollout longer than the budget.
+    """
+    tokens = num_completion_tokens or rollouts.num_completion_tokens
+    if token_weights is None:
+        token_weights = torch.full((len(rollouts),), 1 / max(tokens, 1), dtype=torch.float64)
+    weights = token_weights.to(torch.float32)
+    sizes = [
+        len(prompt) + len(completion.token_ids)
+        for prompt, completion in zip(rollouts.prompt_ids, rollouts.completions, strict=True)
+    ]
+    order = sorted(range(len(rollouts)), key=lambda i: -sizes[i])
+    while order:
+        longest = sizes[order[0]]
+        if longest > max_tokens:
+            raise ValueError(
+                f"a rollout has {longest} tokens, more than a microbatch may hold: raise "
+                f"model.max_tokens_per_microbatch from {max_tokens} to at least {longest}"
+            )
+        count = max_tokens // longest
+        chosen, order = order[:count], order[count:]
+        input_ids, mask = _padded(rollouts, chosen, longest, pad_token_id)
+        lengths = mask.sum(dim=1)  # tokens stand in the order of the mask, row by row
+        yield Microbatch(
+            input_ids=input_ids.to(device),
+            completion_mask=mask.to(device),
+            rollout_logprobs=_tokens([c.logprobs for c in rollouts.completions], chosen, device),
+            advantages=rollouts.advantages[chosen].repeat_interleave(lengths).to(device),
+            temperature=temperature,
+            token_weights=weights[chosen].repeat_interleave(lengths).to(device),
+            num_completion_tokens=tokens,
+            rollouts=chosen,
+            old_logprobs=_tokens_if_any(rollouts.old_logprobs, chosen, device),
+            reference_logprobs=_tokens_if_any(rollouts.reference_logprobs, chosen, device),
+        )
+
+
+def minibatches(rollouts: Rollouts, group_size: int, count: int, *, seed: int) -> list[Rollouts]:
+    """The rollouts in `count` parts of whole groups, in an order drawn from `seed`.
+
+    There are fewer parts where there are fewer groups; one part keeps the order.
+    """
+    groups = len(rollouts) // group_size
+    count = min(count, groups)
+    if count == 1:
+        return [rollouts]
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    order = torch.randperm(groups, generator=generator).tolist()
+    return [
+        rollouts.select([g * group_size + i for g in order[part::count] for i in range(group_size)])
+        for part in range(count)
+    ]
+
+
+def _tokens(parts: Sequence[Tensor], chosen: Sequence[int], device: torch.device) -> Tensor:
+    """[T] values of the chosen rollouts, one after the other."""
+    return torch.cat([parts[i] for i in chosen]).to(device)
+
+
+def _tokens_if_any(
+    parts: Sequence[Tensor] | None, chosen: Sequence[int], device: torch.device
+) -> Tensor | None:
+    return None if parts is None else _tokens(parts, chosen, device)
+
+
+def _padded(
+    rollouts: Rollouts, chosen: list[int], length: int, pad_token_id: int
+) -> tuple[Tensor, Tensor]:
+    """[b, L] token ids and the mask of completion tokens."""
+    input_ids = torch.full((len(chosen), length), pad_token_id, dtype=torch.int64)
+    mask = torch.zeros(len(chosen), length, dtype=torch.bool)
+    for row, i in enumerate(chosen):
+        prompt, completion = rollouts.prompt_ids[i], rollouts.completions[i].token_ids
+        end = len(prompt) + len(completion)
+        input_ids[row, :end] = torch.tensor(prompt + completion, dtype=torch.int64)
+        mask[row, len(prompt) : end] = True
+    return input_ids, mask

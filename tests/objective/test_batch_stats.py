@@ -1,0 +1,42 @@
+"""Statistics of a batch do not depend on its cut; those of several steps are averaged."""
+
+from __future__ import annotations
+
+import pytest
+
+from logra_lightning.objective import BatchStats
+from tests.objective.batches import microbatch, tensor
+
+VALUES = [3.0, 1.0, -4.0, 1.0, 5.0, 9.0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_the_cut_changes_nothing(size: int) -> None:
+    stats = BatchStats()
+    stats.begin_step()
+    for i in range(0, 6, size):
+        part = VALUES[i : i + size]
+        batch = microbatch(part, num_completion_tokens=6)
+        stats.add_mean("mean", tensor(part), batch)
+        stats.add_extreme("max", tensor(part), largest=True)
+        stats.add_extreme("min", tensor(part), largest=False)
+        stats.add_weights(tensor(part).abs(), batch)
+    values = {name: value.item() for name, value in stats.values().items()}
+    assert values["mean"] == pytest.approx(15 / 6)
+    assert values["max"] == 9.0
+    assert values["min"] == -4.0
+    assert values["mismatch/effective_sample_frac"] == pytest.approx(23**2 / (6 * 133))
+
+
+def test_steps_of_one_batch_are_averaged_and_extremes_kept() -> None:
+    stats = BatchStats()
+    for value in (2.0, 6.0):
+        stats.begin_step()
+        stats.add_mean("mean", tensor([value]), microbatch([1.0]))
+        stats.add_extreme("max", tensor([value]), largest=True)
+    assert stats.values()["mean"].item() == 4.0
+    assert stats.values()["max"].item() == 6.0
+
+
+def test_nothing_was_added_and_nothing_is_told() -> None:
+    assert BatchStats().values() == {}

@@ -1,0 +1,103 @@
+"""The objective against its sum written out, token by token."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from logra_lightning.objective import K3, BatchStats, NoCorrection, Objective, PPOClip
+from logra_lightning.objective import TokenTruncation as Truncation
+from tests.objective.batches import microbatch, tensor
+
+NEW = [-1.0, -0.5, -2.0, -0.1]
+ROLLOUT = [-1.0, -1.6, -1.9, -0.2]
+REFERENCE = [-1.1, -0.4, -1.0, -0.3]
+ADVANTAGES = [0.7, 1.0, -1.0, 0.5]
+ENTROPIES = [1.0, 0.5, 0.25, 0.1]
+WEIGHTS = [0.1, 0.2, 0.3, 0.4]
+
+
+def run(objective: Objective, chosen: slice = slice(None), old: list[float] | None = None):
+    batch = microbatch(
+        ADVANTAGES[chosen],
+        rollout_logprobs=tensor(ROLLOUT[chosen]),
+        reference_logprobs=tensor(REFERENCE[chosen]),
+        old_logprobs=None if old is None else tensor(old[chosen]),
+        token_weights=tensor(WEIGHTS[chosen]),
+        num_completion_tokens=4,
+    )
+    stats = BatchStats()
+    stats.begin_step()
+    x = tensor(NEW[chosen], grad=True)
+    loss = objective(x, tensor(ENTROPIES[chosen]), batch, stats)
+    return loss, x, stats
+
+
+def test_everything_together_equals_the_sum_written_out() -> None:
+    objective = Objective(PPOClip(), Truncation(2.0), K3(0.5), entropy_coefficient=0.1)
+    loss, _, stats = run(objective)
+    total = policy = kl_mean = 0.0
+    for new, rollout, ref, a, h, w in zip(
+        NEW, ROLLOUT, REFERENCE, ADVANTAGES, ENTROPIES, WEIGHTS, strict=True
+    ):
+        correction = min(math.exp(new - rollout), 2.0)
+        kl = math.exp(ref - new) - 1 + new - ref
+        policy += w * correction * -a  # the first step's ratio is 1
+        total += w * (correction * -a + 0.5 * kl - 0.1 * h)
+        kl_mean += kl / 4
+    assert loss.item() == pytest.approx(total)
+    values = stats.values()
+    assert values["loss/policy"].item() == pytest.approx(policy)
+    assert values["loss/reference_kl"].item() == pytest.approx(kl_mean)
+    assert values["policy/entropy"].item() == pytest.approx(sum(ENTROPIES) / 4)
+
+
+def test_mismatch_is_told_whatever_the_correction() -> None:
+    for correction in (NoCorrection(), Truncation(2.0)):
+        _, _, stats = run(Objective(PPOClip(), correction))
+        values = {name: value.item() for name, value in stats.values().items()}
+        differences = [new - rollout for new, rollout in zip(NEW, ROLLOUT, strict=True)]
+        ratios = [math.exp(d) for d in differences]
+        assert values["mismatch/logprob_diff"] == pytest.approx(sum(map(abs, differences)) / 4)
+        assert values["mismatch/logprob_diff_max"] == pytest.approx(1.1)
+        assert values["mismatch/kl"] == pytest.approx(-sum(differences) / 4)
+        assert values["mismatch/is_ratio"] == pytest.approx(sum(ratios) / 4)
+        assert values["mismatch/is_ratio_min"] == pytest.approx(min(ratios))
+        assert values["mismatch/is_ratio_max"] == pytest.approx(max(ratios))
+        capped = ratios if isinstance(correction, Truncation) else [1.0] * 4
+        capped = [min(ratio, 2.0) for ratio in capped]
+        expected = sum(capped) ** 2 / (4 * sum(c * c for c in capped))
+        assert values["mismatch/effective_sample_frac"] == pytest.approx(expected)
+        assert values["mismatch/masked_frac"] == 0.0
+
+
+def test_later_steps_compare_with_the_policy_of_the_batchs_begin() -> None:
+    old = [-1.1, -0.6, -2.3, -0.1]
+    loss, x, stats = run(Objective(PPOClip(), Truncation(2.0)), old=old)
+    expected = 0.0
+    for new, before, rollout, a, w in zip(NEW, old, ROLLOUT, ADVANTAGES, WEIGHTS, strict=True):
+        ratio = math.exp(new - before)
+        surrogate = min(ratio * a, min(max(ratio, 0.8), 1.2) * a)
+        expected -= w * min(math.exp(before - rollout), 2.0) * surrogate
+    assert loss.item() == pytest.approx(expected)
+    # Nothing flows back through the correction, which has the old policy's probabilities.
+    (gradient,) = torch.autograd.grad(loss, x)
+    slope = WEIGHTS[0] * math.exp(old[0] - ROLLOUT[0]) * math.exp(NEW[0] - old[0])
+    assert gradient[0].item() == pytest.approx(-slope * ADVANTAGES[0])
+    assert stats.values()["loss/clip_frac"].item() == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_shares_of_microbatches_add_up_to_the_whole(size: int) -> None:
+    objective = Objective(PPOClip(), Truncation(2.0), K3(0.5), entropy_coefficient=0.1)
+    whole, _, stats = run(objective)
+    parts = [run(objective, slice(i, i + size)) for i in range(0, 4, size)]
+    assert sum(loss.item() for loss, _, _ in parts) == pytest.approx(whole.item())
+    together = {
+        name: sum(part.values()[name].item() for _, _, part in parts)
+        for name in ("loss/policy", "loss/clip_frac", "policy/entropy", "mismatch/kl")
+    }
+    for name, value in together.items():
+        assert value == pytest.approx(stats.values()[name].item(), abs=1e-7)

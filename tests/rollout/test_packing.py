@@ -1,0 +1,107 @@
+"""Packing keeps every token once, masks by length and respects the budget (cases 11 and 13)."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from logra_lightning.rollout import minibatches, pack
+from logra_lightning.types import Completion, Microbatch, Rollouts
+
+CPU = torch.device("cpu")
+EOS = 0
+
+
+def rollouts(prompts: list[list[int]], completions: list[list[int]]) -> Rollouts:
+    size = len(prompts)
+    made = [
+        Completion(ids, torch.arange(len(ids)) + 100.0 * i, truncated=False)
+        for i, ids in enumerate(completions)
+    ]
+    return Rollouts(prompts, made, torch.zeros(size), {}, torch.arange(size) + 0.5)
+
+
+def packed(batch: Rollouts, max_tokens: int) -> list[Microbatch]:
+    return list(pack(batch, max_tokens, pad_token_id=EOS, temperature=0.7, device=CPU))
+
+
+def test_masks_come_from_lengths_when_padding_is_the_end_of_sequence() -> None:
+    (microbatch,) = packed(rollouts([[EOS, 3], [4]], [[5, EOS], [5, 6, 7, 8]]), 100)
+    assert microbatch.input_ids.tolist() == [[4, 5, 6, 7, 8], [EOS, 3, 5, EOS, EOS]]
+    assert microbatch.completion_mask.tolist() == [
+        [False, True, True, True, True],
+        [False, False, True, True, False],
+    ]
+    assert microbatch.target_ids.tolist() == [5, 6, 7, 8, 5, EOS]
+    assert microbatch.rollout_logprobs.tolist() == [100, 101, 102, 103, 0, 1]
+    assert microbatch.advantages.tolist() == [1.5] * 4 + [0.5] * 2
+    assert microbatch.temperature == 0.7
+    assert microbatch.token_weights.tolist() == pytest.approx([1 / 6] * 6)
+    assert microbatch.lengths.tolist() == [4, 2]
+
+
+@pytest.mark.parametrize("max_tokens", [9, 12, 20, 1000])
+def test_every_rollout_once_within_the_budget(max_tokens: int) -> None:
+    completions = [[i + 1] * (i + 1) for i in range(8)]
+    microbatches = packed(rollouts([[99]] * 8, completions), max_tokens)
+    assert all(m.input_ids.numel() <= max_tokens for m in microbatches)
+    assert sorted(t for m in microbatches for t in m.target_ids.tolist()) == sorted(
+        t for ids in completions for t in ids
+    )
+    # No microbatch could have taken the longest row of the next.
+    for m, following in itertools.pairwise(microbatches):
+        assert (m.input_ids.shape[0] + 1) * m.input_ids.shape[1] > max_tokens
+        assert m.input_ids.shape[1] >= following.input_ids.shape[1]
+
+
+def test_a_rollout_longer_than_the_budget_names_the_option() -> None:
+    with pytest.raises(ValueError, match=r"max_tokens_per_microbatch from 4 to at least 5"):
+        packed(rollouts([[1, 2]], [[3, 4, 5]]), 4)
+
+
+def test_values_of_tokens_follow_their_rollouts() -> None:
+    batch = rollouts([[1]] * 3, [[5], [6, 7, 8], [9, 9]])
+    old = [torch.full((len(c.token_ids),), float(i)) for i, c in enumerate(batch.completions)]
+    batch = replace(batch, old_logprobs=old, reference_logprobs=[-x for x in old])
+    weights = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+    (microbatch,) = pack(
+        batch, 100, pad_token_id=EOS, temperature=1.0, device=CPU, token_weights=weights
+    )
+    assert list(microbatch.rollouts) == [1, 2, 0]
+    assert microbatch.old_logprobs is not None
+    assert microbatch.reference_logprobs is not None
+    assert microbatch.old_logprobs.tolist() == [1, 1, 1, 2, 2, 0]
+    assert microbatch.reference_logprobs.tolist() == [-1, -1, -1, -2, -2, 0]
+    assert microbatch.token_weights.tolist() == pytest.approx([0.2] * 3 + [0.3] * 2 + [0.1])
+    means = microbatch.rollout_mean(torch.tensor([1.0, 2.0, 6.0, 1.0, 2.0, 7.0]))
+    assert means.tolist() == [3, 3, 3, 1.5, 1.5, 7]
+
+
+def test_nothing_to_train_makes_no_microbatch() -> None:
+    assert packed(rollouts([[1]], [[5]]).select([]), 100) == []
+
+
+def test_minibatches_are_whole_groups_and_every_rollout_comes_once() -> None:
+    batch = rollouts([[i] for i in range(12)], [[i + 1] for i in range(12)])
+    parts = minibatches(batch, 2, 3, seed=1)
+    ids = [[c.token_ids[0] - 1 for c in part.completions] for part in parts]
+    assert sorted(i for part in ids for i in part) == list(range(12))
+    for part in ids:
+        assert len(part) == 4
+        assert all(a % 2 == 0 and b == a + 1 for a, b in zip(part[::2], part[1::2], strict=True))
+    assert ids == [
+        [c.token_ids[0] - 1 for c in part.completions] for part in minibatches(batch, 2, 3, seed=1)
+    ]
+    assert any(
+        [c.token_ids for c in a.completions] != [c.token_ids for c in b.completions]
+        for a, b in zip(parts, minibatches(batch, 2, 3, seed=2), strict=True)
+    )
+
+
+def test_fewer_groups_than_minibatches_make_fewer_steps() -> None:
+    batch = rollouts([[0]] * 4, [[1]] * 4)
+    assert minibatches(batch, 2, 1, seed=0) == [batch]
+    assert [len(part) for part in minibatches(batch, 2, 5, seed=0)] == [2, 2]

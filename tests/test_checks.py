@@ -1,0 +1,72 @@
+"""Mistakes are found before the first rollout, with their numbers (case 24)."""
+
+from __future__ import annotations
+
+import pytest
+
+from logra_lightning import Reward, SamplingParams
+from logra_lightning.checks import (
+    check_at_least_one,
+    check_evaluation,
+    check_groups,
+    check_lengths,
+    check_minibatches,
+    check_rewards,
+    check_sampling,
+)
+from logra_lightning.objective import GRPO, RunningBaseline
+from logra_lightning.rewards import exact_match
+
+
+def test_lengths_that_do_not_fit_are_refused_with_numbers() -> None:
+    check_lengths(10, 6, 6, 16, 16)
+    with pytest.raises(ValueError, match="completions up to 7, 17 in all, .* take 16"):
+        check_lengths(10, 6, 7, 16, 100)
+    with pytest.raises(ValueError, match="per_microbatch=15: raise it to at least 16"):
+        check_lengths(10, 6, 6, 16, 15)
+
+
+def test_rewards_need_names_of_their_own() -> None:
+    with pytest.raises(ValueError, match=r"model\.rewards is empty"):
+        check_rewards([])
+    check_rewards([Reward(exact_match), Reward(exact_match, name="other")])
+    with pytest.raises(ValueError, match="two rewards have the same name"):
+        check_rewards([Reward(exact_match), Reward(exact_match)])
+
+
+def test_training_samples_from_the_policy_itself() -> None:
+    check_sampling(SamplingParams(temperature=0.6))
+    for options, message in (
+        ({"temperature": 0.0}, "temperature is 0: training needs completions that differ"),
+        ({"top_p": 0.9}, r"top_p=0\.9 and top_k=0"),
+        ({"top_k": 5}, r"top_p=1\.0 and top_k=5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_sampling(SamplingParams(**options))
+
+
+def test_a_group_must_be_large_enough_for_what_compares_it() -> None:
+    check_groups(1, RunningBaseline(), drops_groups=False)
+    with pytest.raises(ValueError, match="group_size is 1, but GRPO .* at least 2"):
+        check_groups(1, GRPO(), drops_groups=False)
+    with pytest.raises(ValueError, match="dynamic_sampling would drop them all"):
+        check_groups(1, RunningBaseline(), drops_groups=True)
+
+
+def test_several_completions_in_validation_need_a_temperature_and_enough_of_them() -> None:
+    check_evaluation(4, [1, 4], SamplingParams(temperature=0.6))
+    with pytest.raises(ValueError, match="eval_completions is 4, but greedy completions"):
+        check_evaluation(4, [1], SamplingParams(temperature=0.0))
+    with pytest.raises(ValueError, match=r"eval_pass_k is \[1, 8\].*eval_completions=4"):
+        check_evaluation(4, [1, 8], SamplingParams(temperature=0.6))
+
+
+def test_prompts_must_share_out_among_minibatches_and_the_nearest_number_is_told() -> None:
+    check_minibatches(12, 4)
+    with pytest.raises(ValueError, match="prompts_per_step=10 .*minibatches=4 .* is 8"):
+        check_minibatches(10, 4)
+
+
+def test_counts_below_one_are_named() -> None:
+    with pytest.raises(ValueError, match=r"model\.inner_epochs must be at least 1, got 0"):
+        check_at_least_one(minibatches=1, inner_epochs=0)
