@@ -76,7 +76,8 @@ class PolicyModule(PolicyLifecycle):
             `TokenTruncation` at 2 when left out, `NoCorrection` for none.
         reference_kl: adds a KL to the policy of the start; null adds none.
         entropy_coefficient: of the entropy that the loss rewards.
-        mask_truncated: completions that were cut off do not train.
+        mask_truncated: completions that were cut off do not train; their rewards still count in
+            the advantages of their group.
         dynamic_sampling: replaces prompts whose completions all got the same reward; null keeps
             them.
         inner_epochs: times that a batch of rollouts is trained on.

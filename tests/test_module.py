@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from logra_lightning import (
     AdamWOptions,
@@ -16,6 +17,7 @@ from logra_lightning import (
     Reward,
     RowAdam,
     SamplingParams,
+    SketchAccumulation,
     SketchStrategy,
 )
 from logra_lightning.objective import (
@@ -433,6 +435,24 @@ def test_no_normalizer_depends_on_the_cut_into_microbatches(
         fit(tmp_path, module, steps=1)
         results.append(weights(module))
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=2e-5)
+
+
+def test_lightnings_own_callbacks_stop_early_and_keep_the_best(tmp_path: Path) -> None:
+    best = ModelCheckpoint(tmp_path, monitor="eval/pass@1", mode="max", save_top_k=1)
+    patience = EarlyStopping("eval/pass@1", patience=1, min_delta=2.0, mode="max")  # never better
+    run = fit(
+        tmp_path,
+        policy(rewards=[Reward(exact_match)]),
+        steps=20,
+        limit_val_batches=1.0,
+        val_check_interval=1,
+        check_val_every_n_epoch=None,
+        enable_checkpointing=True,
+        callbacks=[SketchAccumulation(), best, patience],
+    )
+    assert run.global_step == 2  # the first sets the mark, the second is not better
+    assert best.best_model_score is not None
+    assert Path(best.best_model_path).is_file()
 
 
 def needs_solution(completion: str, solution: str) -> float:

@@ -70,6 +70,30 @@ def test_both_ends_of_the_schedule_are_reached() -> None:
     assert Schedule(2e-4, 2e-5, 1, "cosine")(0) == 2e-5
 
 
+class EveryStep(KLBudget):
+    """Remembers budget, predicted and measured KL of each optimizer step."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: list[tuple[float, float, float]] = []
+
+    def _log(
+        self, pl_module: Any, budget: float, predicted: float, measured: float, n: int
+    ) -> None:
+        self.seen.append((budget, predicted, measured))
+        super()._log(pl_module, budget, predicted, measured, n)
+
+
+def test_each_step_of_a_batch_has_a_budget_of_its_own(tmp_path: Path) -> None:
+    budget = EveryStep(1e-3, 1e-4, 8, "linear", max_scale=100, bf16_every=0)
+    run(tmp_path, budget, policy(group_size=8, inner_epochs=2, minibatches=2), steps=8)
+    schedule = Schedule(1e-3, 1e-4, 8, "linear")
+    assert [seen[0] for seen in budget.seen] == [schedule(step) for step in range(8)]
+    for allowed, predicted, measured in budget.seen:
+        assert predicted == pytest.approx(allowed)
+        assert 0.5 * allowed < measured < 2 * allowed
+
+
 # What a step costs.
 
 
