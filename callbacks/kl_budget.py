@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from logra_lightning.callbacks.weight_sync import WeightSync
+from logra_lightning.ranks import sum_over_ranks_
 from logra_lightning.sketch import KLProbe, RowAdam
 from logra_lightning.sketch.inject import float32_weights
 from logra_lightning.sketch.precision import full_precision
@@ -318,6 +319,4 @@ def _mean_over_ranks(trainer: Trainer, value: float | None) -> float | None:
 
 def _over_ranks(trainer: Trainer, total: Tensor) -> Tensor:
     """The sum over all ranks, so that they use the same scale."""
-    if trainer.world_size > 1:
-        torch.distributed.all_reduce(total)
-    return total
+    return sum_over_ranks_(total.to(trainer.strategy.root_device))

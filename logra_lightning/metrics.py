@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torchmetrics import Metric
+
+from logra_lightning.ranks import of_all_ranks
 
 # Per prompt.
 
@@ -267,7 +269,7 @@ class EvalMetrics:
         """
         total: dict[tuple[str | None, str], tuple[float, int]] = {}
         by_source: dict[tuple[str | None, str], tuple[float, int]] = {}
-        for sums in _of_all_ranks(self._sums):
+        for sums in of_all_ranks(self._sums):
             for (source, name), (value, count) in sums.items():
                 self._add(total, (None, name), value, count)
                 self._add(by_source, (source, name), value, count)
@@ -288,13 +290,3 @@ def _positive(k: int) -> int:
     if k < 1:
         raise ValueError(f"pass@k needs a k of at least 1, got {k}")
     return k
-
-
-def _of_all_ranks(value: Any) -> list[Any]:
-    """What each rank has, in the order of ranks."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return [value]
-    gathered: list[Any] = [value] * distributed.get_world_size()
-    if len(gathered) > 1:
-        distributed.all_gather_object(gathered, value)
-    return gathered

@@ -39,6 +39,7 @@ from logra_lightning.objective import (
 from logra_lightning.objective.logprobs import final_hidden
 from logra_lightning.policy import context_length, pad_token_id
 from logra_lightning.probe import rollout_probe
+from logra_lightning.ranks import counts_over_ranks, of_all_ranks
 from logra_lightning.reference import Reference
 from logra_lightning.rewards import Reward, check_columns, unusable_rows
 from logra_lightning.rollout import (
@@ -50,7 +51,9 @@ from logra_lightning.rollout import (
     minibatches,
     pack,
 )
+from logra_lightning.rollout.stats import merged_metrics
 from logra_lightning.sketch import AdamWOptions, KLProbe, RelativeRowAdam
+from logra_lightning.strategy import SketchMixin
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 
 _MUCH_TRUNCATED = 0.25  # of the first batch's completions
@@ -226,15 +229,18 @@ class PolicyModule(PolicyLifecycle):
                     rollouts = replace(rollouts, reference_logprobs=self._logprobs(rollouts))
             if self.inner_epochs * self.num_minibatches > 1:
                 rollouts = replace(rollouts, old_logprobs=self._logprobs(rollouts))
+        most_groups = max(of_all_ranks(len(rollouts) // self.group_size))
+        count = min(self.num_minibatches, most_groups)  # ranks make their steps together
         for _ in range(self.inner_epochs):
             seed = self._seed("minibatches", self.global_step)
-            for part in minibatches(rollouts, self.group_size, self.num_minibatches, seed=seed):
+            for part in minibatches(rollouts, self.group_size, count, seed=seed):
                 if self.global_step == self.trainer.max_steps:
                     return
                 if self.mask_truncated:
                     part = part.select((~part.truncated).nonzero()[:, 0].tolist())
-                self._minibatch = part
-                yield part
+                tokens, size = counts_over_ranks(part.num_completion_tokens, len(part))
+                self._minibatch = replace(part, step_tokens=tokens, step_rollouts=size)
+                yield self._minibatch
 
     @torch.no_grad()
     def _logprobs(self, rollouts: Rollouts) -> list[Tensor]:
@@ -248,15 +254,15 @@ class PolicyModule(PolicyLifecycle):
 
     def pack(self, rollouts: Rollouts) -> Iterator[Microbatch]:
         """Microbatches of at most `max_tokens_per_microbatch` padded tokens."""
-        tokens = rollouts.num_completion_tokens
+        tokens = rollouts.step_tokens or rollouts.num_completion_tokens
+        size = rollouts.step_rollouts or len(rollouts)
         return pack(
             rollouts,
             self.max_tokens_per_microbatch,
             pad_token_id=pad_token_id(self.tokenizer),
             temperature=self.sampling.temperature,
             device=self.device,
-            token_weights=self.normalizer(rollouts.lengths, tokens, len(rollouts)),
-            num_completion_tokens=tokens,
+            token_weights=self.normalizer(rollouts.lengths, tokens, size),
         )
 
     def token_logprobs(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
@@ -288,11 +294,11 @@ class PolicyModule(PolicyLifecycle):
             temperature=self.sampling.temperature,
             pad_token_id=pad_token_id(self.tokenizer),
             device=self.device,
-            mismatch=self._stats.values()["mismatch/kl"].item(),
+            mismatch=self._stats.values()["mismatch/kl"],
         )
 
     def _log_batch(self, rollouts: Rollouts) -> None:
-        values = dict(rollouts.metrics)
+        values = merged_metrics(of_all_ranks(rollouts.metrics))
         truncated = values["rollout/truncated_frac"]
         if truncated > _MUCH_TRUNCATED and not self._told_truncated:
             rank_zero_warn(
@@ -318,6 +324,8 @@ class PolicyModule(PolicyLifecycle):
 
     def validation_step(self, prompts: PromptBatch, batch_idx: int) -> None:
         rows = self.predict_step(prompts, batch_idx)
+        if not rows:
+            return
         self.eval_rows += rows
         n = self.eval_completions
 
@@ -348,6 +356,8 @@ class PolicyModule(PolicyLifecycle):
 
     def predict_step(self, prompts: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """`eval_completions` completions per prompt with their rewards, as plain values."""
+        if len(prompts) == 0:  # this rank's share of a last, small batch
+            return []
         return evaluate(
             prompts,
             sampler=self._sampler(self.eval_sampling, self.eval_completions),
@@ -357,10 +367,12 @@ class PolicyModule(PolicyLifecycle):
     # Set-up.
 
     def setup(self, stage: str) -> None:
-        if stage == "fit" and self.trainer.world_size > 1:
+        strategy = self.trainer.strategy
+        if stage == "fit" and self.trainer.world_size > 1 and not isinstance(strategy, SketchMixin):
             raise ValueError(
-                f"PolicyModule trains in one process for now, got {self.trainer.world_size}: set "
-                f"trainer.devices=1 and trainer.num_nodes=1"
+                f"{type(strategy).__name__} averages gradients over {self.trainer.world_size} "
+                f"processes at every microbatch, of which ranks may have different numbers: set "
+                f"trainer.strategy to sketch_ddp, or trainer.devices=1 and trainer.num_nodes=1"
             )
         data = self._datamodule
         if hasattr(data, "columns"):

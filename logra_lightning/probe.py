@@ -36,13 +36,13 @@ def rollout_probe(
         mismatch: as in `KLProbe`.
     """
     head = head_of(policy)
-    longest = max(
+    sizes = [
         len(prompt) + len(completion.token_ids)
         for prompt, completion in zip(rollouts.prompt_ids, rollouts.completions, strict=True)
-    )
+    ]
     microbatches = pack(
         rollouts,
-        max(_TOKENS, longest),
+        max(_TOKENS, *sizes),
         pad_token_id=pad_token_id,
         temperature=temperature,
         device=device,

@@ -8,15 +8,22 @@ sums after each optimizer step. It works with any `LightningModule` in manual op
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import CheckpointIO, Precision
-from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy, StrategyRegistry
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+    StrategyRegistry,
+)
 from torch.optim import Optimizer
 
+from logra_lightning.ranks import copy_from_rank_0_, of_all_ranks, sum_over_ranks_
 from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, find_targets
 from logra_lightning.sketch.capture import SketchCapture
 from logra_lightning.sketch.row_adam import RowAdam
@@ -39,6 +46,20 @@ class SketchMixin(Strategy):
     projection: Literal["rademacher", "gaussian"]
     sketches: SketchBank | None = None
     _capture: SketchCapture | None = None
+
+    def _configure_sketches(
+        self,
+        rank: int,
+        targets: Sequence[str],
+        projection: Literal["rademacher", "gaussian"],
+        projection_seed: int,
+    ) -> None:
+        if rank < 1:
+            raise ValueError(f"sketch rank must be at least 1, got {rank}")
+        self.rank = rank
+        self.targets = list(targets)
+        self.projection = projection
+        self.projection_seed = projection_seed
 
     def connect(self, model: LightningModule) -> None:
         """Refuse what cannot work while nothing has been set up yet."""
@@ -92,6 +113,13 @@ class SketchMixin(Strategy):
         super().on_train_start()
         assert self.sketches is not None
         self.sketches.require_step()
+        fingerprints = of_all_ranks(self.sketches.fingerprint())
+        if len(set(fingerprints)) > 1:
+            raise RuntimeError(
+                f"ranks hold different projections, so their sketches cannot be added: give all "
+                f"of them the same trainer.strategy.init_args, model and code (fingerprints "
+                f"{', '.join(fingerprints)})"
+            )
 
     def optimizer_step(
         self,
@@ -101,11 +129,15 @@ class SketchMixin(Strategy):
         **kwargs: Any,
     ) -> Any:
         """One optimizer step on the sums of all its microbatches; then they start again at zero."""
+        self.sum_gradients(optimizer)
         result = super().optimizer_step(optimizer, closure, model, **kwargs)
         assert self.sketches is not None
         assert self.sketches.step is not None
         self.sketches.begin_step(self.sketches.step + 1)
         return result
+
+    def sum_gradients(self, optimizer: Optimizer) -> None:
+        """Add up what the ranks have accumulated; one process has all of it."""
 
     def teardown(self) -> None:
         """Leave the module as it was."""
@@ -153,12 +185,7 @@ class SketchStrategy(SketchMixin, SingleDeviceStrategy):
         super().__init__(
             accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin
         )
-        if rank < 1:
-            raise ValueError(f"sketch rank must be at least 1, got {rank}")
-        self.rank = rank
-        self.targets = list(targets)
-        self.projection = projection
-        self.projection_seed = projection_seed
+        self._configure_sketches(rank, targets, projection, projection_seed)
 
     @property
     def parallel_devices(self) -> list[torch.device]:
@@ -169,10 +196,74 @@ class SketchStrategy(SketchMixin, SingleDeviceStrategy):
     def parallel_devices(self, devices: list[torch.device]) -> None:
         if len(devices) != 1:
             raise ValueError(
-                f"strategy 'sketch' trains on one device, got {len(devices)}: set trainer.devices=1"
+                f"strategy 'sketch' trains on one device, got {len(devices)}: set "
+                f"trainer.devices=1 or trainer.strategy=sketch_ddp"
             )
         self._devices = devices
         self._root_device = torch.device(devices[0])
+
+
+class SketchDDPStrategy(SketchMixin, DDPStrategy):
+    """Gradient sketches on several devices, each with the whole model: `strategy: sketch_ddp`.
+
+    The module is not wrapped in `DistributedDataParallel`. Sketches and the few dense gradients are
+    added up once per step, so ranks may have different numbers of microbatches, and a module must
+    divide its loss by what the whole step has, over all ranks.
+
+    Args:
+        rank: as in `SketchStrategy`.
+        targets: as in `SketchStrategy`.
+        projection: as in `SketchStrategy`.
+        projection_seed: as in `SketchStrategy`; the same on every rank.
+        process_group_backend: `nccl` on CUDA and `gloo` on CPUs when left out.
+        timeout_s: seconds after which a rank gives up on the others.
+        options: given by the Trainer.
+    """
+
+    strategy_name = "sketch_ddp"
+
+    def __init__(
+        self,
+        rank: int = 256,
+        targets: Sequence[str] = DEFAULT_TARGETS,
+        projection: Literal["rademacher", "gaussian"] = "rademacher",
+        projection_seed: int = 0,
+        process_group_backend: str | None = None,
+        timeout_s: float = 1800.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            process_group_backend=process_group_backend,
+            timeout=timedelta(seconds=timeout_s),
+            **options,
+        )
+        self._configure_sketches(rank, targets, projection, projection_seed)
+
+    def configure_ddp(self) -> None:
+        """Start from the weights and buffers of rank 0, as wrapping the module would."""
+        module = self._module
+        copy_from_rank_0_([p.data for p in module.parameters()] + list(module.buffers()))
+
+    def sum_gradients(self, optimizer: Optimizer) -> None:
+        """Add up sketches and dense gradients over all ranks, in fp32."""
+        assert self.sketches is not None
+        sum_over_ranks_(self.sketches.flat)
+        dense = [p for group in optimizer.param_groups[1:] for p in group["params"]]
+        if not dense:
+            return
+        # A rank whose rollouts are all masked has no gradient where the others have one.
+        parts = [
+            torch.zeros_like(p, dtype=torch.float32) if p.grad is None else p.grad.float()
+            for p in dense
+        ]
+        has_gradient = torch.tensor(
+            [p.grad is not None for p in dense], dtype=torch.float32, device=self.root_device
+        )
+        flat = torch.cat([has_gradient, *(part.reshape(-1) for part in parts)])
+        sum_over_ranks_(flat)
+        anywhere, *sums = flat.split([len(dense), *(p.numel() for p in dense)])
+        for param, total, count in zip(dense, sums, anywhere.tolist(), strict=True):
+            param.grad = total.view_as(param).to(param.dtype) if count else None
 
 
 def check_trainer_options(trainer: Trainer) -> None:
@@ -189,7 +280,9 @@ def check_trainer_options(trainer: Trainer) -> None:
         )
 
 
-if SketchStrategy.strategy_name not in StrategyRegistry:
-    StrategyRegistry.register(
-        SketchStrategy.strategy_name, SketchStrategy, description="gradient sketches, one device"
-    )
+for _strategy, _description in (
+    (SketchStrategy, "gradient sketches, one device"),
+    (SketchDDPStrategy, "gradient sketches, the whole model on each of several devices"),
+):
+    if _strategy.strategy_name not in StrategyRegistry:
+        StrategyRegistry.register(_strategy.strategy_name, _strategy, description=_description)

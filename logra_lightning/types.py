@@ -119,6 +119,8 @@ class Rollouts:
         old_logprobs: B tensors of [n] fp32, nats, of each completion's tokens under the policy as
             it was when the batch began; None where it is the policy of this very step.
         reference_logprobs: the same under the frozen reference; None without one.
+        step_tokens: completion tokens of the optimizer step over all ranks; 0 where these are all.
+        step_rollouts: rollouts of it, likewise.
     """
 
     prompt_ids: Sequence[list[int]]
@@ -130,6 +132,8 @@ class Rollouts:
     metrics: dict[str, float] = field(default_factory=dict)
     old_logprobs: Sequence[Tensor] | None = None
     reference_logprobs: Sequence[Tensor] | None = None
+    step_tokens: int = 0
+    step_rollouts: int = 0
 
     def __post_init__(self) -> None:
         size = len(self.prompt_ids)

@@ -87,5 +87,5 @@ def run_ranks(code: str, folder: Path, timeout: int = 250) -> None:
     done = subprocess.run(
         [*command, str(script)], capture_output=True, text=True, timeout=timeout, env=environment
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-12_000:]
     assert done.stdout.count("done") == 2

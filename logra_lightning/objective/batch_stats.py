@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from logra_lightning.ranks import of_all_ranks
 from logra_lightning.types import Microbatch
 
 _WEIGHT, _SQUARE = "weight", "weight_square"
@@ -34,11 +35,12 @@ class BatchStats:
         """Add [T] values of a microbatch to the mean over the step's tokens."""
         self.add(name, values.detach().to(torch.float64).sum() / microbatch.num_completion_tokens)
 
-    def add_extreme(self, name: str, values: Tensor, *, largest: bool) -> None:
-        """Keep the largest, or the smallest, of all [T] values."""
-        value = values.detach().amax() if largest else values.detach().amin()
+    def add_extreme(self, name: str, values: Tensor) -> None:
+        """Keep the largest of all [T] values, or the smallest where `name` ends with `_min`."""
+        smallest = name.endswith("_min")
+        value = values.detach().amin() if smallest else values.detach().amax()
         if name in self._extremes:
-            pick = torch.maximum if largest else torch.minimum
+            pick = torch.minimum if smallest else torch.maximum
             value = pick(value, self._extremes[name])
         self._extremes[name] = value
 
@@ -50,11 +52,18 @@ class BatchStats:
         self.add_mean(_WEIGHT, weights, microbatch)
         self.add_mean(_SQUARE, weights.square(), microbatch)
 
-    def values(self) -> dict[str, Tensor]:
-        """Tag to [] value."""
-        means = {name: value / max(self._steps, 1) for name, value in self._sums.items()}
-        values = means | self._extremes
+    def values(self) -> dict[str, float]:
+        """Tag to value, over all ranks; every rank must call it."""
+        sums: dict[str, float] = {}
+        for part in of_all_ranks({name: value.item() for name, value in self._sums.items()}):
+            for name, share in part.items():
+                sums[name] = sums.get(name, 0.0) + share
+        values = {name: total / max(self._steps, 1) for name, total in sums.items()}
         if _WEIGHT in values:
             weight, square = values.pop(_WEIGHT), values.pop(_SQUARE)
-            values["mismatch/effective_sample_frac"] = weight.square() / square.clamp_min(1e-30)
-        return {name: value.to(torch.float32) for name, value in values.items()}
+            values["mismatch/effective_sample_frac"] = weight**2 / max(square, 1e-30)
+        for part in of_all_ranks({name: x.item() for name, x in self._extremes.items()}):
+            for name, value in part.items():
+                pick = min if name.endswith("_min") else max
+                values[name] = pick(value, values.get(name, value))
+        return values

@@ -76,7 +76,7 @@ class Objective:
         for name, values in means.items():
             stats.add_mean(name, values, microbatch)
         stats.add_weights(weights, microbatch)
-        stats.add_extreme("mismatch/logprob_diff_max", log_ratio.abs(), largest=True)
-        stats.add_extreme("mismatch/is_ratio_min", ratio, largest=False)
-        stats.add_extreme("mismatch/is_ratio_max", ratio, largest=True)
+        stats.add_extreme("mismatch/logprob_diff_max", log_ratio.abs())
+        stats.add_extreme("mismatch/is_ratio_min", ratio)
+        stats.add_extreme("mismatch/is_ratio_max", ratio)
         return weights

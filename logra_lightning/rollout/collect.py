@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from logra_lightning.objective.advantage import Advantage, is_constant
+from logra_lightning.ranks import of_all_ranks, rank
 from logra_lightning.rewards import Reward, score, voted_answers
 from logra_lightning.rollout.engine import Engine
 from logra_lightning.rollout.stats import merged_metrics, rollout_stats
@@ -66,15 +68,16 @@ class Sampler:
         completions = [completion for group in groups for completion in group]
         ids = [completion.token_ids for completion in completions]
         scores = score(self.rewards, prompts, self.decode(ids), ids)
-        return Rollouts(
+        rollouts = Rollouts(
             prompt_ids=[ids for ids in prompts.prompt_ids for _ in range(self.group_size)],
             completions=completions,
             rewards=scores.total,
             rewards_by_name=scores.by_name,
             advantages=torch.zeros_like(scores.total),
             rows=[row for row in prompts.rows for _ in range(self.group_size)],
-            metrics=scores.metrics,
         )
+        metrics = scores.metrics | rollout_stats(rollouts, self.group_size)
+        return replace(rollouts, metrics=metrics)
 
 
 def collect(
@@ -113,15 +116,22 @@ def collect(
             kept = joined([kept, _with_signal(sampled[-1], sampler.group_size)])
         if len(kept) == 0:
             kept = sampled[0]  # a step without signal, which is logged and changes nothing
-    advantages = advantage(kept.rewards.view(-1, sampler.group_size)).reshape(-1)
+    advantages = _advantages(advantage, kept.rewards.view(-1, sampler.group_size))
     everything = joined(sampled)
-    metrics = everything.metrics | rollout_stats(everything, sampler.group_size)
+    metrics = dict(everything.metrics)
     metrics["rollout/zero_advantage_frac"] = (advantages == 0).to(torch.float32).mean().item()
     if dynamic_sampling is not None:
         dropped = (len(everything) - len(kept)) // sampler.group_size
-        metrics |= {"rollout/dropped_groups": float(dropped)}
-        metrics |= {"rollout/refills": float(len(sampled) - 1)}
+        metrics["rollout/dropped_groups"] = float(dropped)
+        metrics["rollout/refills"] = float(len(sampled) - 1)
     return replace(kept, advantages=advantages, metrics=metrics)
+
+
+def _advantages(advantage: Advantage, rewards: Tensor) -> Tensor:
+    """[B] advantages of this rank's [P, G] rewards, among those of all ranks."""
+    every = of_all_ranks(rewards)
+    first = sum(len(part) for part in every[: rank()])
+    return advantage(torch.cat(every))[first : first + len(rewards)].reshape(-1)
 
 
 def joined(parts: Sequence[Rollouts]) -> Rollouts:
@@ -138,7 +148,7 @@ def joined(parts: Sequence[Rollouts]) -> Rollouts:
         },
         advantages=torch.cat([part.advantages for part in parts]),
         rows=[row for part in parts for row in part.rows],
-        metrics=merged_metrics([(len(part), part.metrics) for part in parts]),
+        metrics=merged_metrics([part.metrics for part in parts]),
     )
 
 

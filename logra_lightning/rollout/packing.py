@@ -18,7 +18,6 @@ def pack(
     temperature: float,
     device: torch.device,
     token_weights: Tensor | None = None,
-    num_completion_tokens: int | None = None,
 ) -> Iterator[Microbatch]:
     """Every rollout once, longest first, as many to a microbatch as the budget allows.
 
@@ -29,12 +28,11 @@ def pack(
         temperature: that the rollouts were sampled with.
         device: where the microbatches go.
         token_weights: [B], of each rollout's tokens in the loss; their mean when left out.
-        num_completion_tokens: of the step over all ranks; those of `rollouts` when left out.
 
     Raises:
         ValueError: a rollout longer than the budget.
     """
-    tokens = num_completion_tokens or rollouts.num_completion_tokens
+    tokens = rollouts.step_tokens or rollouts.num_completion_tokens
     if token_weights is None:
         token_weights = torch.full((len(rollouts),), 1 / max(tokens, 1), dtype=torch.float64)
     weights = token_weights.to(torch.float32)
@@ -71,10 +69,9 @@ def pack(
 def minibatches(rollouts: Rollouts, group_size: int, count: int, *, seed: int) -> list[Rollouts]:
     """The rollouts in `count` parts of whole groups, in an order drawn from `seed`.
 
-    There are fewer parts where there are fewer groups; one part keeps the order.
+    Some parts are empty where there are fewer groups; one part keeps the order.
     """
     groups = len(rollouts) // group_size
-    count = min(count, groups)
     if count == 1:
         return [rollouts]
     generator = torch.Generator(device="cpu").manual_seed(seed)

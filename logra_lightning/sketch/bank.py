@@ -7,6 +7,7 @@ it is `capture`, who reads it is `RowAdam`, who says when a step begins is the s
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -191,6 +192,15 @@ class SketchBank:
                 "(logra_lightning.callbacks) to the Trainer; on the command line, "
                 "sketch_accumulation.enabled=true"
             )
+
+    def fingerprint(self) -> str:
+        """Tells banks apart that hold other weights or other projections, 16 hex digits."""
+        digest = hashlib.blake2b(digest_size=8)
+        for sketch in self:
+            digest.update(f"{sketch.name} {tuple(sketch.module.weight.shape)} {self.rank}".encode())
+            corner = sketch.entries[:4, :64].to(device="cpu", dtype=torch.float32)
+            digest.update(corner.numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def nbytes(self) -> int:

@@ -42,6 +42,11 @@ class KLProbe:
     prepared: Callable[[], AbstractContextManager[None]] = nullcontext
     mismatch: float | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Of the model; a rank without rollouts has no hidden states to tell it."""
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
     @torch.no_grad()
     def hidden(self, changes: Sequence[Change] = ()) -> list[Tensor]:
         """Final hidden states, as they are or with an update injected."""
@@ -108,7 +113,7 @@ def predicted_kl(
         pairs: hidden states and their tangents.
         chunk_tokens: tokens whose logits exist at the same time.
     """
-    total = torch.zeros((), dtype=torch.float64, device=pairs[0][0].device)
+    total = torch.zeros((), dtype=torch.float64, device=probe.device)
     count = 0
     for hidden, tangent in pairs:
         for h, dh in zip(hidden.split(chunk_tokens), tangent.split(chunk_tokens), strict=True):
@@ -139,7 +144,7 @@ def measured_kl(
         new: the same with the update injected.
         chunk_tokens: tokens whose logits exist at the same time.
     """
-    total = torch.zeros((), dtype=torch.float64, device=old[0].device)
+    total = torch.zeros((), dtype=torch.float64, device=probe.device)
     count = 0
     for before, after in zip(old, new, strict=True):
         for a, b in zip(before.split(chunk_tokens), after.split(chunk_tokens), strict=True):

@@ -18,13 +18,13 @@ def test_the_cut_changes_nothing(size: int) -> None:
         part = VALUES[i : i + size]
         batch = microbatch(part, num_completion_tokens=6)
         stats.add_mean("mean", tensor(part), batch)
-        stats.add_extreme("max", tensor(part), largest=True)
-        stats.add_extreme("min", tensor(part), largest=False)
+        stats.add_extreme("x_max", tensor(part))
+        stats.add_extreme("x_min", tensor(part))
         stats.add_weights(tensor(part).abs(), batch)
-    values = {name: value.item() for name, value in stats.values().items()}
+    values = stats.values()
     assert values["mean"] == pytest.approx(15 / 6)
-    assert values["max"] == 9.0
-    assert values["min"] == -4.0
+    assert values["x_max"] == 9.0
+    assert values["x_min"] == -4.0
     assert values["mismatch/effective_sample_frac"] == pytest.approx(23**2 / (6 * 133))
 
 
@@ -33,9 +33,9 @@ def test_steps_of_one_batch_are_averaged_and_extremes_kept() -> None:
     for value in (2.0, 6.0):
         stats.begin_step()
         stats.add_mean("mean", tensor([value]), microbatch([1.0]))
-        stats.add_extreme("max", tensor([value]), largest=True)
-    assert stats.values()["mean"].item() == 4.0
-    assert stats.values()["max"].item() == 6.0
+        stats.add_extreme("x_max", tensor([value]))
+    assert stats.values()["mean"] == 4.0
+    assert stats.values()["x_max"] == 6.0
 
 
 def test_nothing_was_added_and_nothing_is_told() -> None:

@@ -49,15 +49,15 @@ def test_everything_together_equals_the_sum_written_out() -> None:
         kl_mean += kl / 4
     assert loss.item() == pytest.approx(total)
     values = stats.values()
-    assert values["loss/policy"].item() == pytest.approx(policy)
-    assert values["loss/reference_kl"].item() == pytest.approx(kl_mean)
-    assert values["policy/entropy"].item() == pytest.approx(sum(ENTROPIES) / 4)
+    assert values["loss/policy"] == pytest.approx(policy)
+    assert values["loss/reference_kl"] == pytest.approx(kl_mean)
+    assert values["policy/entropy"] == pytest.approx(sum(ENTROPIES) / 4)
 
 
 def test_mismatch_is_told_whatever_the_correction() -> None:
     for correction in (NoCorrection(), Truncation(2.0)):
         _, _, stats = run(Objective(PPOClip(), correction))
-        values = {name: value.item() for name, value in stats.values().items()}
+        values = stats.values()
         differences = [new - rollout for new, rollout in zip(NEW, ROLLOUT, strict=True)]
         ratios = [math.exp(d) for d in differences]
         assert values["mismatch/logprob_diff"] == pytest.approx(sum(map(abs, differences)) / 4)
@@ -85,8 +85,8 @@ def test_later_steps_compare_with_the_policy_of_the_batchs_begin() -> None:
     # Nothing flows back through the correction, which has the old policy's probabilities.
     (gradient,) = torch.autograd.grad(loss, x)
     slope = WEIGHTS[0] * math.exp(old[0] - ROLLOUT[0]) * math.exp(NEW[0] - old[0])
-    assert gradient[0].item() == pytest.approx(-slope * ADVANTAGES[0])
-    assert stats.values()["loss/clip_frac"].item() == pytest.approx(0.0)
+    assert gradient[0] == pytest.approx(-slope * ADVANTAGES[0])
+    assert stats.values()["loss/clip_frac"] == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -96,8 +96,8 @@ def test_shares_of_microbatches_add_up_to_the_whole(size: int) -> None:
     parts = [run(objective, slice(i, i + size)) for i in range(0, 4, size)]
     assert sum(loss.item() for loss, _, _ in parts) == pytest.approx(whole.item())
     together = {
-        name: sum(part.values()[name].item() for _, _, part in parts)
+        name: sum(part.values()[name] for _, _, part in parts)
         for name in ("loss/policy", "loss/clip_frac", "policy/entropy", "mismatch/kl")
     }
     for name, value in together.items():
-        assert value == pytest.approx(stats.values()[name].item(), abs=1e-7)
+        assert value == pytest.approx(stats.values()[name], abs=1e-7)

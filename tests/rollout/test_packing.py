@@ -101,7 +101,14 @@ def test_minibatches_are_whole_groups_and_every_rollout_comes_once() -> None:
     )
 
 
-def test_fewer_groups_than_minibatches_make_fewer_steps() -> None:
+def test_fewer_groups_than_minibatches_leave_some_empty() -> None:
     batch = rollouts([[0]] * 4, [[1]] * 4)
     assert minibatches(batch, 2, 1, seed=0) == [batch]
-    assert [len(part) for part in minibatches(batch, 2, 5, seed=0)] == [2, 2]
+    assert [len(part) for part in minibatches(batch, 2, 3, seed=0)] == [2, 2, 0]
+
+
+def test_the_step_of_all_ranks_is_the_denominator() -> None:
+    batch = replace(rollouts([[1]] * 2, [[5], [6, 7]]), step_tokens=12)
+    (microbatch,) = packed(batch, 100)
+    assert microbatch.token_weights.tolist() == pytest.approx([1 / 12] * 3)
+    assert microbatch.num_completion_tokens == 12

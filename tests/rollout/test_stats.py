@@ -32,12 +32,16 @@ def test_stats_of_two_groups() -> None:
             "rollout/zero_variance_frac": 0.5,
             "rollout/length_min": 1.0,
             "rollout/length_max": 4.0,
+            "rollout/samples": 4.0,
             "rollout/tokens": 10.0,
             "rewards/a": 3.0,
         }
     )
 
 
-def test_means_of_several_parts_are_weighted_by_their_size() -> None:
-    parts = [(3, {"a": 1.0, "b": 5.0}), (1, {"a": 5.0})]
-    assert merged_metrics(parts) == pytest.approx({"a": 2.0, "b": 5.0})
+def test_metrics_of_several_samples_are_those_of_one() -> None:
+    first = {"rollout/samples": 3.0, "a": 1.0, "b": 5.0, "x_min": 1.0, "x_max": 2.0}
+    second = {"rollout/samples": 1.0, "a": 5.0, "x_min": 0.5, "x_max": 1.5}
+    assert merged_metrics([first, second]) == pytest.approx(
+        {"rollout/samples": 4.0, "a": 2.0, "b": 5.0, "x_min": 0.5, "x_max": 2.0}
+    )
