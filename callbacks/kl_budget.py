@@ -7,14 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor
 from torch.optim import Optimizer
 
 from logra_lightning.callbacks.weight_sync import WeightSync
@@ -200,7 +198,7 @@ class KLBudget(Callback):
         mismatch = _mean_over_ranks(trainer, probe.mismatch)
         budget = self._less_mismatch(budget, mismatch)
         with _exactly(trainer, probe, optimizer):
-            step = StepKL(probe, optimizer, partial(_over_ranks, trainer))
+            step = StepKL(probe, optimizer, sum_over_ranks_)
             q = step.predict(self.method)
             if not 0 <= q < math.inf:
                 where = first_not_finite(probe)
@@ -313,10 +311,5 @@ def _mean_over_ranks(trainer: Trainer, value: float | None) -> float | None:
         return None
     device = trainer.strategy.root_device
     total = torch.tensor([value, 1.0], dtype=torch.float64, device=device)
-    total = _over_ranks(trainer, total)
+    sum_over_ranks_(total)
     return (total[0] / total[1]).item()
-
-
-def _over_ranks(trainer: Trainer, total: Tensor) -> Tensor:
-    """The sum over all ranks, so that they use the same scale."""
-    return sum_over_ranks_(total.to(trainer.strategy.root_device))

@@ -53,7 +53,8 @@ class Throughput(Callback):
         prompt_tokens = completion_tokens = 0
         if module.rollouts is not None:
             prompt_tokens = sum(map(len, module.rollouts.prompt_ids))
-            completion_tokens = int(module.rollouts.lengths.sum())
+            trained = int(module.rollouts.lengths.sum())
+            completion_tokens = int(module.rollouts.metrics.get("rollout/tokens", trained))
         # All whole numbers, times as microseconds: exact, and one message between the ranks.
         local = torch.tensor(
             [prompt_tokens + completion_tokens, completion_tokens, _us(step_s), _us(rollout_s)],

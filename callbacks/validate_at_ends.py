@@ -15,12 +15,16 @@ class ValidateAtEnds(Callback):
     def __init__(self) -> None:
         self._validated_step = -1
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validated_step = -1
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_step == 0 and self._validated_step < 0:
             self._validate(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validated_step = trainer.global_step
+        if not trainer.sanity_checking:
+            self._validated_step = trainer.global_step
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._validated_step < trainer.global_step:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+from lightning.pytorch import Trainer
 
 from logra_lightning.objective import Advantage
 from logra_lightning.rewards import Reward
@@ -50,10 +53,10 @@ def check_groups(group_size: int, advantage: Advantage, *, drops_groups: bool) -
 
 def check_evaluation(completions: int, pass_k: Sequence[int], sampling: SamplingParams) -> None:
     """Raise ValueError where validation's completions are all the same, or fewer than a k."""
-    if completions > 1 and sampling.temperature == 0:
+    if completions > 1 and (sampling.temperature == 0 or sampling.top_k == 1):
         raise ValueError(
             f"model.eval_completions is {completions}, but greedy completions are all the same: "
-            f"set model.eval_sampling with a temperature above 0"
+            f"set model.eval_sampling with a temperature above 0 and top_k other than 1"
         )
     if not all(1 <= k <= completions for k in pass_k):
         raise ValueError(
@@ -67,6 +70,29 @@ def check_at_least_one(**options: int) -> None:
     for name, value in options.items():
         if value < 1:
             raise ValueError(f"model.{name} must be at least 1, got {value}")
+
+
+def check_numbers(**options: float) -> None:
+    """Raise ValueError where an option of the model is not a finite number."""
+    for name, value in options.items():
+        if not math.isfinite(value):
+            raise ValueError(f"model.{name} must be a finite number, got {value}")
+
+
+def check_steps(trainer: Trainer, steps_per_batch: int) -> None:
+    """Raise ValueError where training or saving would stop in the middle of a batch's steps."""
+    found = {"trainer.max_steps": trainer.max_steps}
+    for callback in trainer.checkpoint_callbacks:
+        every = getattr(callback, "_every_n_train_steps", 0)
+        found[f"every_n_train_steps of {type(callback).__name__}"] = every
+    for name, steps in found.items():
+        if steps > 0 and steps % steps_per_batch:
+            nearest = max(1, round(steps / steps_per_batch)) * steps_per_batch
+            raise ValueError(
+                f"{name} is {steps}, but a batch has model.inner_epochs x model.minibatches = "
+                f"{steps_per_batch} steps, which are made together: the nearest that works is "
+                f"{nearest}"
+            )
 
 
 def check_minibatches(prompts_per_step: int, minibatches: int) -> None:

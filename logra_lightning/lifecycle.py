@@ -66,6 +66,8 @@ class PolicyLifecycle(LightningModule):
         seed: int,
     ) -> None:
         super().__init__()
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"model.max_grad_norm must be positive or null, got {max_grad_norm}")
         self.automatic_optimization = False
         self.model_path = model
         self.engine: Engine = engine or _default_engine()

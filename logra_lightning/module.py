@@ -177,6 +177,7 @@ class PolicyModule(PolicyLifecycle):
         checks.check_groups(group_size, self.advantage, drops_groups=dynamic_sampling is not None)
         pass_k = eval_pass_k or [1, eval_completions]
         checks.check_evaluation(eval_completions, pass_k, self.eval_sampling)
+        checks.check_numbers(entropy_coefficient=entropy_coefficient, success_reward=success_reward)
         self.rollouts: Rollouts | None = None
         self.eval_rows: list[dict[str, Any]] = []
         self._eval_metrics = EvalMetrics(pass_k)
@@ -194,11 +195,13 @@ class PolicyModule(PolicyLifecycle):
             self.engine.sleep()
         for minibatch in self.minibatches(self.rollouts):
             self._stats.begin_step()
+            has_signal = any(of_all_ranks(bool((minibatch.advantages != 0).any())))
             with self._phase("train"):
                 for microbatch in self.pack(minibatch):
                     logprobs, entropies = self.token_logprobs(microbatch)
                     loss = self.objective(logprobs, entropies, microbatch, self._stats)
-                    self.manual_backward(loss)  # capture hooks add to the sketches
+                    if has_signal:
+                        self.manual_backward(loss)  # capture hooks add to the sketches
             with self._phase("update"):
                 self.update()
         self._log_batch(self.rollouts)
@@ -222,20 +225,16 @@ class PolicyModule(PolicyLifecycle):
         return Sampler(self.current_engine(), self.decode, self.rewards, sampling, num_completions)
 
     def minibatches(self, rollouts: Rollouts) -> Iterator[Rollouts]:
-        """What each optimizer step of a batch trains on, ends with `max_steps`."""
+        """What each optimizer step of a batch trains on; always as many steps."""
         with self._phase("logprobs"):
             if self._reference is not None:
                 with self._reference.weights():
                     rollouts = replace(rollouts, reference_logprobs=self._logprobs(rollouts))
             if self.inner_epochs * self.num_minibatches > 1:
                 rollouts = replace(rollouts, old_logprobs=self._logprobs(rollouts))
-        most_groups = max(of_all_ranks(len(rollouts) // self.group_size))
-        count = min(self.num_minibatches, most_groups)  # ranks make their steps together
         for _ in range(self.inner_epochs):
             seed = self._seed("minibatches", self.global_step)
-            for part in minibatches(rollouts, self.group_size, count, seed=seed):
-                if self.global_step == self.trainer.max_steps:
-                    return
+            for part in minibatches(rollouts, self.group_size, self.num_minibatches, seed=seed):
                 if self.mask_truncated:
                     part = part.select((~part.truncated).nonzero()[:, 0].tolist())
                 tokens, size = counts_over_ranks(part.num_completion_tokens, len(part))
@@ -381,6 +380,8 @@ class PolicyModule(PolicyLifecycle):
             data.leave_out(partial(unusable_rows, self.rewards))
         if hasattr(data, "prompts_per_step"):
             checks.check_minibatches(data.prompts_per_step, self.num_minibatches)
+        if stage == "fit":
+            checks.check_steps(self.trainer, self.inner_epochs * self.num_minibatches)
         refills = self.dynamic_sampling.max_refills if self.dynamic_sampling else 0
         if stage == "fit" and refills and not hasattr(data, "refill"):
             raise ValueError(

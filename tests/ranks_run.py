@@ -78,9 +78,7 @@ def build(**options: Any) -> PolicyModule:
     return policy(**(defaults | options))
 
 
-def run(
-    folder: Path, ranks: int, module: PolicyModule, steps: int = 3, **options: Any
-) -> Any:
+def run(folder: Path, ranks: int, module: PolicyModule, steps: int = 3, **options: Any) -> Any:
     """Train `module` and return the trainer."""
     strategy = SketchDDPStrategy(rank=32) if ranks > 1 else SketchStrategy(rank=32)
     ckpt_path = options.pop("ckpt_path", None)

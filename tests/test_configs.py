@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,73 @@ def test_a_users_mistake_is_one_line_and_a_bug_a_traceback(
     monkeypatch.setenv("LOGRA_TRACEBACK", "1")
     with pytest.raises(ValueError, match="group_size is 1"):
         main()
+
+
+CHOICES = {
+    "advantage": "GRPO DrGRPO RLOO ReinforcePlusPlus ReinforcePlusPlusBaseline RunningBaseline",
+    "loss": "PPOClip CISPO GSPO Reinforce",
+    "normalizer": "TokenMean SequenceMean ConstantLength",
+    "correction": "TokenTruncation TokenMask ProductMask GeometricMeanMask NoCorrection",
+    "reference_kl": "K1 K2 K3",
+}
+NEEDED = {"ConstantLength": {"length": 6}}
+REWARDS = {"FormatMatch": {"pattern": "a"}, "SoftOverlong": {"max_tokens": 8, "buffer_tokens": 2}}
+
+
+def with_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any]) -> Any:
+    """The module that the quick start's file makes with some options of the model changed."""
+
+    config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
+    config["model"]["engine"] = {"class_path": "logra_lightning.rollout.TorchEngine"}
+    config["model"] |= options
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(config))
+    return parse(monkeypatch, "fit", "--config", str(tmp_path / "x.yaml")).model
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_every_class_of_the_objective_can_be_named_in_yaml(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    chosen = {option: names.split() for option, names in CHOICES.items()}
+    chosen = {option: names[number % len(names)] for option, names in chosen.items()}
+    options = {
+        option: {
+            "class_path": f"logra_lightning.objective.{name}",
+            "init_args": NEEDED.get(name, {}),
+        }
+        for option, name in chosen.items()
+    }
+    module = with_model(monkeypatch, tmp_path, options)
+    made = {"advantage": module.advantage, "normalizer": module.normalizer}
+    made |= {name: getattr(module.objective, name) for name in ("loss", "correction")}
+    made["reference_kl"] = module.objective.reference_kl
+    assert {option: type(value).__name__ for option, value in made.items()} == chosen
+
+
+def test_every_reward_can_be_named_in_yaml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    classes = ["MathReward", "GymScore", "FormatMatch", "SoftOverlong", "RepetitionPenalty"]
+    rewards: list[dict[str, Any]] = [{"function": "logra_lightning.rewards.exact_match"}]
+    for name in classes:
+        path = f"logra_lightning.rewards.{name}"
+        rewards.append({"function": {"class_path": path, "init_args": REWARDS.get(name, {})}})
+    module = with_model(monkeypatch, tmp_path, {"rewards": rewards})
+    assert [type(reward.function).__name__ for reward in module.rewards] == ["function", *classes]
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [("normalizer", "TokenMask"), ("correction", "K1"), ("advantage", "TokenMean")],
+)
+def test_a_class_of_another_kind_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str, wrong: str
+) -> None:
+    options = {option: {"class_path": f"logra_lightning.objective.{wrong}"}}
+    with pytest.raises(SystemExit) as stop:
+        with_model(monkeypatch, tmp_path, options)
+    assert stop.value.code == 2
+
+
+def test_the_readme_names_every_class() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for name in " ".join(CHOICES.values()).split():
+        assert re.search(rf"`(objective\.)?{name}`", readme), name

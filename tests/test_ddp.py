@@ -39,7 +39,8 @@ if __name__ == "__main__":
         module = build(**options)
         made = run(mine, 2, module, steps=4 if "minibatches" in options else 3)
         logged = {{k: float(v) for k, v in made.callback_metrics.items()}}
-        torch.save((weights(module), logged, module.rollouts.rows), folder / f"{{name}}_{{rank}}.pt")
+        found = (weights(module), logged, module.rollouts.rows)
+        torch.save(found, folder / f"{{name}}_{{rank}}.pt")
     for precision in ("32-true", "bf16-true"):
         straight = build()
         run(mine, 2, straight, steps=6, precision=precision)

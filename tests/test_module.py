@@ -251,9 +251,18 @@ def test_later_steps_are_clipped_where_the_first_is_not(tmp_path: Path) -> None:
     assert found[4] > 0.05
 
 
-def test_a_batch_ends_where_max_steps_are_reached(tmp_path: Path) -> None:
-    run = fit(tmp_path, policy(inner_epochs=4), steps=6)
-    assert run.global_step == 6
+def test_steps_that_would_end_in_the_middle_of_a_batch_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"max_steps is 6, .* = 4 steps, .* that works is 8"):
+        fit(tmp_path, policy(inner_epochs=2, minibatches=2), steps=6)
+    callbacks = [SketchAccumulation(), ModelCheckpoint(tmp_path, every_n_train_steps=3)]
+    with pytest.raises(ValueError, match="every_n_train_steps of ModelCheckpoint is 3, .* is 4"):
+        fit(
+            tmp_path,
+            policy(inner_epochs=4),
+            steps=8,
+            callbacks=callbacks,
+            enable_checkpointing=True,
+        )
 
 
 def truncated_ones(tmp_path: Path, max_tokens: int, **options: Any) -> tuple[Any, Any, Any]:
@@ -326,12 +335,8 @@ def test_reference_kl_of_the_first_step_is_zero_and_the_policy_is_left_as_it_was
 
 
 def test_entropy_bonus_has_the_gradient_of_the_entropy(tmp_path: Path) -> None:
-    """Against a plain forward pass, on rollouts without advantage."""
-
-    def same(completion: str) -> float:
-        return 1.0
-
-    module = policy(rewards=[Reward(same)], entropy_coefficient=0.5, train_others=True)
+    """Against a plain forward pass, together with the policy gradient."""
+    module = policy(entropy_coefficient=0.5, train_others=True)
     found = {}
     update = module.update
 
@@ -346,16 +351,34 @@ def test_entropy_bonus_has_the_gradient_of_the_entropy(tmp_path: Path) -> None:
     module.load_state_dict(found["start"])
     plain.requires_grad_(True)
     rollouts = found["rollouts"]
-    for prompt, completion in zip(rollouts.prompt_ids, rollouts.completions, strict=True):
+    for prompt, completion, advantage in zip(
+        rollouts.prompt_ids, rollouts.completions, rollouts.advantages, strict=True
+    ):
         ids = torch.tensor([prompt + completion.token_ids])
         logprobs = plain(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         entropy = -(logprobs.exp() * logprobs).sum()
-        (-0.5 * entropy / rollouts.num_completion_tokens).backward()
+        drawn = logprobs.gather(-1, ids[0, len(prompt) :, None]).sum()
+        loss = -advantage * drawn - 0.5 * entropy
+        (loss / rollouts.num_completion_tokens).backward()
     assert found["grads"]
     for name, gradient in found["grads"].items():
         torch.testing.assert_close(
             gradient, dict(module.named_parameters())[name].grad, rtol=1e-3, atol=1e-6
         )
+
+
+@pytest.mark.parametrize("extra", [{"reference_kl": K3(0.1)}, {"entropy_coefficient": 0.1}])
+def test_where_all_rewards_are_equal_nothing_else_makes_a_step(tmp_path: Path, extra: Any) -> None:
+    """Case 15: normalized rules would make a whole step of a regularizer alone."""
+
+    def first_step_only(completion: str) -> float:
+        return digits(completion) if module.global_step == 0 else 1.0
+
+    module = policy(rewards=[Reward(first_step_only)], **extra)
+    seen = steps_of(module)
+    run = fit(tmp_path, module, steps=3)
+    torch.testing.assert_close(weights(module), seen[1]["weights"], rtol=0, atol=0)
+    assert run.logged_metrics["optim/step_scale"] == 0.0
 
 
 def test_a_batch_without_signal_moves_nothing_in_a_dense_run(tmp_path: Path) -> None:
@@ -469,6 +492,8 @@ def needs_solution(completion: str, solution: str) -> float:
         ({"rewards": []}, "model.rewards is empty"),
         ({"rewards": [Reward(digits), Reward(digits)]}, "two rewards have the same name"),
         ({"max_tokens_per_microbatch": 0}, "max_tokens_per_microbatch .* at least 1"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm must be positive or null"),
+        ({"entropy_coefficient": float("nan")}, "entropy_coefficient must be a finite number"),
     ],
 )
 def test_options_that_cannot_work_are_refused_at_once(options: Any, message: str) -> None:
@@ -561,7 +586,9 @@ def test_several_processes_need_a_strategy_that_adds_once_per_step(tmp_path: Pat
     module = policy()
     module._trainer = trainer(tmp_path, strategy="auto")
     module._trainer.strategy.world_size = 2
-    with pytest.raises(ValueError, match="averages gradients over 2 .* set trainer.strategy to sketch_ddp"):
+    with pytest.raises(
+        ValueError, match="averages gradients over 2 .* set trainer.strategy to sketch_ddp"
+    ):
         module.setup("fit")
 
 

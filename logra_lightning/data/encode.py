@@ -122,7 +122,13 @@ class PromptEncoder:
 
     def _prompt(self, row: Mapping[str, Any], where: str) -> Any:
         if self.template is not None:
-            return self.template.fill(row, where)
+            filled = self.template.fill(row, where)
+            if not filled.strip():
+                raise ValueError(
+                    f"the prompt of {where} is empty: {self.option}.prompt_template fills to "
+                    f"nothing there"
+                )
+            return filled
         if self.prompt_column not in row:
             raise ValueError(
                 f"{where} has no column {self.prompt_column!r}, only "

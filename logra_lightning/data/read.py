@@ -95,9 +95,9 @@ def _parse(path: str) -> list[dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"cannot read {path!r}, line {number}: {error}") from error
         rows += found if isinstance(found, list) else [found]
-    odd = next((row for row in rows if not isinstance(row, dict)), None)
-    if odd is not None:
-        raise ValueError(f"{path!r} must hold objects with columns, got {odd!r}")
+    odd = [row for row in rows if not isinstance(row, dict)]
+    if odd:
+        raise ValueError(f"{path!r} must hold objects with columns, got {odd[0]!r}")
     return rows
 
 

@@ -210,7 +210,8 @@ class TokenizedDataModule(LightningDataModule):
             bar = tqdm(source.rows, f"{what} prompts{of}", disable=hidden)
             for number, row in enumerate(bar):
                 every.prompt_ids.append(encode(row, f"{what} row {number}{of}"))
-                every.rows.append({**row, "source": row.get("source", source.label)})
+                label = row.get("source", source.label)
+                every.rows.append({**row, "source": None if label is None else str(label)})
                 every.numbers.append(first + number)
             first += len(source.rows)
         return self._without_overlong(every, what)

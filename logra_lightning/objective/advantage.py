@@ -1,34 +1,36 @@
 """Advantages: rewards of one batch, group by group, to one number per rollout.
 
-An advantage is a callable `rewards [P, G] -> advantages [P, G]` with an attribute
-`min_group_size`; write your own and name it by `class_path`. It sees the rewards of the whole
-batch, over all ranks, and is called once per batch. One that remembers something has `state_dict`
-and `load_state_dict`, which travel with checkpoints.
+An advantage maps `rewards [P, G] -> advantages [P, G]`; subclass `Advantage` for one of your own
+and name it by `class_path`. It sees all that was sampled for the batch, over all ranks, and is
+called once per batch. One that remembers something has `state_dict` and `load_state_dict`, which
+travel with checkpoints.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
+_TINY = 1e-30  # 0 / 0 is no advantage
 
-class Advantage(Protocol):
+
+class Advantage(ABC):
     """How rewards become advantages.
 
     Attributes:
         min_group_size: smallest G with which the advantage is not always zero.
     """
 
-    min_group_size: int
+    min_group_size: int = 1
 
+    @abstractmethod
     def __call__(self, rewards: Tensor) -> Tensor:
         """[P, G] fp32 rewards to [P, G] fp32 advantages."""
-        ...
 
 
-class GRPO:
+class GRPO(Advantage):
     r"""Group-normalized advantage.
 
     .. math:: A_i = (r_i - \mathrm{mean}(r)) / (\mathrm{std}(r) + \epsilon)
@@ -50,10 +52,10 @@ class GRPO:
     def __call__(self, rewards: Tensor) -> Tensor:
         """[P, G] fp32 rewards to [P, G] fp32 advantages."""
         std = rewards.to(torch.float64).std(dim=1, keepdim=True)
-        return (_centered(rewards) / (std + self.eps)).to(torch.float32)
+        return (_centered(rewards) / (std + self.eps).clamp_min(_TINY)).to(torch.float32)
 
 
-class DrGRPO:
+class DrGRPO(Advantage):
     r"""Group-centered advantage, :math:`A_i = r_i - \mathrm{mean}(r)`.
 
     Without the division, easy and hard prompts do not count more than others. The paper's loss is
@@ -69,7 +71,7 @@ class DrGRPO:
         return _centered(rewards).to(torch.float32)
 
 
-class RLOO:
+class RLOO(Advantage):
     r"""Leave-one-out advantage.
 
     .. math:: A_i = r_i - \frac{1}{G - 1} \sum_{j \ne i} r_j = \frac{G}{G - 1}
@@ -86,7 +88,7 @@ class RLOO:
         return (_centered(rewards) * (group_size / (group_size - 1))).to(torch.float32)
 
 
-class ReinforcePlusPlus:
+class ReinforcePlusPlus(Advantage):
     r"""Batch-normalized advantage, :math:`A = (r - \mathrm{mean}) / (\mathrm{std} + \epsilon)`.
 
     Mean and (unbiased) standard deviation are those of the whole batch; works with one completion
@@ -108,7 +110,7 @@ class ReinforcePlusPlus:
         return _whitened(_centered(rewards.reshape(1, -1)), self.eps).reshape(rewards.shape)
 
 
-class ReinforcePlusPlusBaseline:
+class ReinforcePlusPlusBaseline(Advantage):
     r"""Group-centered, then batch-normalized.
 
     .. math:: c_i = r_i - \mathrm{mean}(r), \qquad A = c / (\mathrm{std}(c) + \epsilon)
@@ -131,7 +133,7 @@ class ReinforcePlusPlusBaseline:
         return _whitened(_centered(rewards), self.eps)
 
 
-class RunningBaseline:
+class RunningBaseline(Advantage):
     r"""The reward minus a moving average of earlier batches' means: one completion is enough.
 
     .. math:: A = r - b, \qquad b \leftarrow b + \mathrm{weight}\, (\mathrm{mean}(r) - b)
@@ -195,7 +197,7 @@ def _centered(rewards: Tensor) -> Tensor:
 def _whitened(centered: Tensor, eps: float) -> Tensor:
     """Centered values over the standard deviation of them all."""
     std = centered.std() if centered.numel() > 1 else torch.zeros_like(centered.sum())
-    return (centered / (std + eps)).to(torch.float32)
+    return (centered / (std + eps).clamp_min(_TINY)).to(torch.float32)
 
 
 def _checked(eps: float) -> float:

@@ -19,15 +19,18 @@ class BatchStats:
 
     def __init__(self) -> None:
         self._steps = 0
+        self._is_new = True
         self._sums: dict[str, Tensor] = {}
         self._extremes: dict[str, Tensor] = {}
 
     def begin_step(self) -> None:
         """What is added from here on belongs to the next optimizer step."""
-        self._steps += 1
+        self._is_new = True
 
     def add(self, name: str, share: Tensor) -> None:
         """Add a microbatch's share [] to the step's value of `name`."""
+        self._steps += self._is_new  # a step without anything to train is none
+        self._is_new = False
         share = share.detach().to(torch.float64)
         self._sums[name] = self._sums[name] + share if name in self._sums else share
 
@@ -58,7 +61,8 @@ class BatchStats:
         for part in of_all_ranks({name: value.item() for name, value in self._sums.items()}):
             for name, share in part.items():
                 sums[name] = sums.get(name, 0.0) + share
-        values = {name: total / max(self._steps, 1) for name, total in sums.items()}
+        steps = max(of_all_ranks(self._steps))
+        values = {name: total / steps for name, total in sums.items()}
         if _WEIGHT in values:
             weight, square = values.pop(_WEIGHT), values.pop(_SQUARE)
             values["mismatch/effective_sample_frac"] = weight**2 / max(square, 1e-30)

@@ -1,14 +1,15 @@
 r"""Corrections: weights for tokens whose probabilities differ between engine and trainer.
 
 With :math:`\rho_t = \exp(\mathrm{old\_logprobs}_t - \mathrm{rollout\_logprobs}_t)`, trainer over
-engine on the same weights, a correction multiplies the loss of each token; nothing flows back
-through it. Denominators keep what it masks. Write your own and name it by `class_path`.
+engine on the same weights, a correction multiplies the gradient that flows back through the
+logprob of each token; a token of weight 0 does not train at all, but stays in the denominators.
+Subclass `Correction` for one of your own and name it by `class_path`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -16,15 +17,15 @@ from torch import Tensor
 from logra_lightning.types import Microbatch
 
 
-class Correction(Protocol):
+class Correction(ABC):
     """What `Objective` asks of a correction."""
 
+    @abstractmethod
     def __call__(self, log_ratio: Tensor, microbatch: Microbatch) -> Tensor:
         """[T] fp32 log ratios of trainer over engine to [T] weights; 0 masks a token."""
-        ...
 
 
-class TokenTruncation:
+class TokenTruncation(Correction):
     r"""Truncated importance sampling (TIS), :math:`w_t = \min(\rho_t, \mathrm{cap})`.
 
     Source: Ionides, 2008; for rollout engines Yao et al., 2025.
@@ -46,7 +47,7 @@ class TokenTruncation:
         return log_ratio.exp().clamp(max=self.cap)
 
 
-class TokenMask:
+class TokenMask(Correction):
     r"""Masked importance sampling by token (MIS, IcePop).
 
     .. math:: w_t = \rho_t\, 1[\mathrm{low} \le \rho_t \le \mathrm{high}]
@@ -68,7 +69,7 @@ class TokenMask:
         return _inside(log_ratio, log_ratio, self.low, self.high)
 
 
-class ProductMask:
+class ProductMask(Correction):
     r"""Masked importance sampling by sequence, on the product of the ratios of its tokens.
 
     .. math:: w_t = \pi\, 1[\pi \le \mathrm{cap}], \qquad \pi = \prod_s \rho_s
@@ -94,7 +95,7 @@ class ProductMask:
         return _inside(product, product, 0.0, self.cap)
 
 
-class GeometricMeanMask:
+class GeometricMeanMask(Correction):
     r"""Leaves out completions whose ratios are far from 1 in the geometric mean; weights stay 1.
 
     .. math:: w_t = 1[\mathrm{low} \le g \le \mathrm{high}], \qquad g = \big(\prod_s \rho_s
@@ -118,7 +119,7 @@ class GeometricMeanMask:
         return _inside(torch.zeros_like(log_ratio), mean, self.low, self.high)
 
 
-class NoCorrection:
+class NoCorrection(Correction):
     """All weights are 1: for comparisons, and where the engine's logprobs are the policy's."""
 
     def __call__(self, log_ratio: Tensor, microbatch: Microbatch) -> Tensor:

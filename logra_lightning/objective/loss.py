@@ -1,13 +1,13 @@
 """Policy-gradient losses, token by token.
 
-A loss is a callable `(logprobs [T], log_ratio [T], microbatch) -> (loss [T], stats)`; how tokens
-are weighted and what is added to it is the business of `Objective`. Write your own and name it by
-`class_path`.
+A loss maps `(logprobs [T], log_ratio [T], microbatch)` to `(loss [T], stats)`; how tokens are
+weighted and what is added to it is the business of `Objective`. Subclass `Loss` for one of your own
+and name it by `class_path`.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -15,9 +15,10 @@ from torch import Tensor
 from logra_lightning.types import Microbatch
 
 
-class Loss(Protocol):
+class Loss(ABC):
     """What `Objective` asks of a loss."""
 
+    @abstractmethod
     def __call__(
         self, logprobs: Tensor, log_ratio: Tensor, microbatch: Microbatch
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -32,10 +33,9 @@ class Loss(Protocol):
         Returns:
             [T] losses, and tag to [T] values whose mean over the step's tokens is logged.
         """
-        ...
 
 
-class PPOClip:
+class PPOClip(Loss):
     r"""PPO's clipped surrogate.
 
     .. math::
@@ -85,7 +85,7 @@ class PPOClip:
         return loss, {"loss/clip_frac": (loss != plain).to(torch.float32)}
 
 
-class CISPO:
+class CISPO(Loss):
     r"""A policy gradient whose importance weight is clipped and not differentiated.
 
     .. math:: L_t = -\mathrm{sg}\big(\min(\rho_t, 1 + \epsilon_{high})\big)\, A_t\,
@@ -122,7 +122,7 @@ class CISPO:
         return loss, {"loss/clip_frac": (weight != ratio).to(torch.float32)}
 
 
-class GSPO:
+class GSPO(Loss):
     r"""The clipped surrogate with one ratio for a whole completion.
 
     .. math:: L_t = -\min\big(s A,\ \mathrm{clip}(s, 1 - \epsilon_{low}, 1 + \epsilon_{high})\, A
@@ -150,7 +150,7 @@ class GSPO:
         return self._clipped(logprobs, microbatch.rollout_mean(log_ratio), microbatch)
 
 
-class Reinforce:
+class Reinforce(Loss):
     r"""The plain policy gradient, :math:`L_t = -A_t\, \mathrm{logprobs}_t`.
 
     It has no ratio, so in a batch's later steps nothing accounts for the policy having moved.

@@ -1,21 +1,22 @@
 """Normalizers: how much each token counts in the loss of a step.
 
 Weights follow from lengths and from counts of the whole optimizer step over all ranks, so cutting
-the batch into other microbatches or ranks changes nothing. Write your own and name it by
-`class_path`.
+the batch into other microbatches or ranks changes nothing. Subclass `Normalizer` for one of your
+own and name it by `class_path`.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
 
-class Normalizer(Protocol):
+class Normalizer(ABC):
     """How a loss of tokens becomes a loss of the step."""
 
+    @abstractmethod
     def __call__(self, lengths: Tensor, num_tokens: int, num_rollouts: int) -> Tensor:
         """The weight that each token of a rollout has in the sum.
 
@@ -27,10 +28,9 @@ class Normalizer(Protocol):
         Returns:
             [B] fp64.
         """
-        ...
 
 
-class TokenMean:
+class TokenMean(Normalizer):
     r"""The mean over all tokens of the step, :math:`w = 1 / \sum_i n_i`: each counts the same.
 
     Source: DAPO, arXiv 2503.14476.
@@ -41,7 +41,7 @@ class TokenMean:
         return torch.full_like(lengths, 1 / max(num_tokens, 1), dtype=torch.float64)
 
 
-class SequenceMean:
+class SequenceMean(Normalizer):
     r"""The mean over rollouts of their means, :math:`w_i = 1 / (B n_i)`: each counts the same.
 
     Source: GRPO, arXiv 2402.03300.
@@ -52,7 +52,7 @@ class SequenceMean:
         return 1 / (num_rollouts * lengths.to(torch.float64))
 
 
-class ConstantLength:
+class ConstantLength(Normalizer):
     r"""The sum of each rollout over a constant, :math:`w = 1 / (B\, \mathrm{length})`.
 
     With it neither length nor step changes how much a token counts.

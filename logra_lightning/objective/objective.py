@@ -18,10 +18,11 @@ from logra_lightning.types import Microbatch
 class Objective:
     r"""What is minimized.
 
-    .. math:: \sum_t w_t \big(c_t L_t + \beta\, \mathrm{KL}_t - \eta\, H_t\big)
+    .. math:: \sum_t w_t \big(L_t + 1[c_t > 0]\, (\beta\, \mathrm{KL}_t - \eta\, H_t)\big)
 
-    with the token weights w of the normalizer, the correction c, the loss L, the reference KL and
-    the entropy H of the sampling distribution.
+    with the token weights w of the normalizer, the loss L, the reference KL and the entropy H of
+    the sampling distribution. The correction c multiplies what flows back from L through the
+    logprob of each token, which is right for losses of whole completions too.
 
     Args:
         loss: L.
@@ -47,17 +48,18 @@ class Objective:
             stats: gets what is logged.
         """
         old = microbatch.old_logprobs if microbatch.old_logprobs is not None else logprobs.detach()
-        losses, seen = self.loss(logprobs, logprobs - old, microbatch)
         correction = self._correct(old, microbatch, stats)
-        losses = correction * losses
+        corrected = logprobs + (correction - 1) * (logprobs - logprobs.detach())  # the same value
+        losses, seen = self.loss(corrected, corrected - old, microbatch)
+        trains = (correction > 0).to(losses.dtype)
         stats.add("loss/policy", (microbatch.token_weights * losses).sum())
         if self.reference_kl is not None:
             assert microbatch.reference_logprobs is not None
             kl = self.reference_kl(logprobs, microbatch.reference_logprobs)
-            losses = losses + self.reference_kl.coefficient * kl
+            losses = losses + self.reference_kl.coefficient * trains * kl
             stats.add_mean("loss/reference_kl", kl, microbatch)
         if self.entropy_coefficient:
-            losses = losses - self.entropy_coefficient * entropies
+            losses = losses - self.entropy_coefficient * trains * entropies
         for name, values in {**seen, "policy/entropy": entropies}.items():
             stats.add_mean(name, values, microbatch)
         return (microbatch.token_weights * losses).sum()

@@ -7,13 +7,13 @@ Source of the estimators: Schulman, "Approximating KL divergence", 2020.
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
 
-class ReferenceKL(Protocol):
+class ReferenceKL(ABC):
     """What `Objective` asks of an estimator.
 
     Attributes:
@@ -22,17 +22,17 @@ class ReferenceKL(Protocol):
 
     coefficient: float
 
+    @abstractmethod
     def __call__(self, logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
         """[T] fp32 logprobs under policy (with gradient) and reference to [T] nats."""
-        ...
 
 
-class K1:
+class K1(ReferenceKL):
     r"""Value :math:`\delta_t`: without bias, of large variance, negative at times.
 
     Its own derivative has expectation zero and would hold nothing back. This has the derivative
-    :math:`\delta_t \nabla \mathrm{logprobs}_t` instead, of the expectation (on-policy): what one
-    gets with k1 subtracted from the reward.
+    :math:`\delta_t \nabla \mathrm{logprobs}_t` instead: on-policy, that of the KL of each token
+    after the prefix it was sampled with.
 
     Args:
         coefficient: of the term in the loss.
@@ -48,7 +48,7 @@ class K1:
         return delta.detach() + (square - square.detach())
 
 
-class K2:
+class K2(ReferenceKL):
     r"""Value :math:`\delta_t^2 / 2`: low variance, a bias of higher order, the gradient of KL.
 
     Args:
@@ -63,7 +63,7 @@ class K2:
         return (logprobs - reference_logprobs).square() / 2
 
 
-class K3:
+class K3(ReferenceKL):
     r"""Value :math:`e^{-\delta_t} - 1 + \delta_t`: without bias and never negative.
 
     Its gradient is that of KL(reference || policy), to leading order the same. It is GRPO's.

@@ -28,9 +28,11 @@ class GymScore:
             raise ValueError(f"pattern {pattern!r} does not compile: {error}") from error
 
     def __call__(
-        self, completion: str, question: str, answer: str, metadata: dict[str, Any]
-    ) -> float:
-        """The task's own score, in [0, 1]."""
+        self, completion: str, question: str, answer: str, metadata: dict[str, Any] | None
+    ) -> float | None:
+        """The task's own score, in [0, 1]; None, not applicable, where the row has no task."""
+        if metadata is None:
+            return None
         from reasoning_gym import get_score_answer_fn
 
         found = self._answer(completion)

@@ -5,6 +5,7 @@ Standard library alone: the processes of `Pool` load this file by itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,11 +22,17 @@ def log_metric(name: str, value: float) -> None:
 
     Args:
         name: last part of the tag.
-        value: a number.
+        value: a finite number.
+
+    Raises:
+        ValueError: another value, also outside of scoring.
     """
+    value = float(value)
+    if not math.isfinite(value):
+        raise ValueError(f"log_metric({name!r}, {value!r}): the value must be a finite number")
     noted = _current.get()
     if noted is not None:
-        noted.append((name, float(value)))
+        noted.append((name, value))
 
 
 @contextmanager

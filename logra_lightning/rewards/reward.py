@@ -120,9 +120,11 @@ class Reward:
             each = [Outcome(error=outcome.error)] * size
         else:
             try:
-                values = list(outcome.value)
+                values = [] if isinstance(outcome.value, Mapping) else list(outcome.value)
             except TypeError:
                 values = []
+            except Exception as error:  # of a generator
+                return [Outcome(None, error, noted), *[Outcome(error=error)] * (size - 1)]
             if len(values) != size or isinstance(outcome.value, str):
                 found = f"{len(values)} values" if values else repr(outcome.value)
                 raise ValueError(
@@ -255,7 +257,8 @@ def _numbers(
             raise RuntimeError(f"{problem}: {cause}") from cause
         reward.warn(f"{problem}: {cause}" if cause is not None else problem)
         numbers.append(0.0)
-        timed_out = isinstance(cause, TimeoutError)
+        # Without a limit of ours, it is the function's own error.
+        timed_out = isinstance(cause, TimeoutError) and reward.timeout_s is not None
         timeouts += timed_out
         errors += not timed_out
     metrics = {name: math.fsum(values) / len(values) for name, values in noted.items()}
@@ -277,4 +280,5 @@ def _problem(outcome: Outcome) -> tuple[str, Exception | None]:
         number = math.nan if isinstance(value, str) else float(0.0 if value is None else value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    return ("", None) if math.isfinite(number) else (f"returned {value!r}", None)
+    fits = abs(number) <= torch.finfo(torch.float32).max  # which NaN does not
+    return ("", None) if fits else (f"returned {value!r}", None)

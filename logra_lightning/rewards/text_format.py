@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 
 
-def exact_match(completion: str, answer: object) -> float:
-    """1 when the completion is the answer, up to white space at both ends, else 0."""
-    return float(completion.strip() == str(answer).strip())
+def exact_match(completion: str, answer: object) -> float | None:
+    """1 when the completion is the answer, up to white space at both ends, else 0.
+
+    None, not applicable, where there is no answer.
+    """
+    return None if answer is None else float(completion.strip() == str(answer).strip())
 
 
 class FormatMatch:

@@ -23,8 +23,9 @@ class DynamicSampling:
     """Drop prompts whose completions all got the same reward, and sample others in their place.
 
     Rewards are compared up to rounding, so a group of equal rewards other than 0 and 1 is dropped
-    too. New prompts are drawn at random from the training data. Where refills run out, the step is
-    made with what there is.
+    too; advantages are taken before anything is dropped. New prompts are drawn at random from all
+    training data, also those of the batch. Where refills run out, the step is made with what there
+    is.
 
     Source: DAPO, arXiv 2503.14476.
 
@@ -102,36 +103,60 @@ def collect(
     Returns:
         At most P * G rollouts. Their metrics are those of all that was sampled.
     """
-    sampled = [sampler(prompts, seed)]
-    kept = sampled[0]
+    sampled = sampler(prompts, seed)
+    refills = 0
     if dynamic_sampling is not None:
-        kept = _with_signal(sampled[0], sampler.group_size)
-        for number in range(dynamic_sampling.max_refills):
-            missing = len(prompts) - len(kept) // sampler.group_size
+        while refills < dynamic_sampling.max_refills:
+            missing = len(prompts) - int(_has_signal(sampled, sampler.group_size).sum())
             if missing == 0:
                 break
             assert refill is not None
-            others = refill(missing, derive_seed(seed, number, "refill"))
-            sampled.append(sampler(others, derive_seed(seed, number, "rollout")))
-            kept = joined([kept, _with_signal(sampled[-1], sampler.group_size)])
-        if len(kept) == 0:
-            kept = sampled[0]  # a step without signal, which is logged and changes nothing
-    advantages = _advantages(advantage, kept.rewards.view(-1, sampler.group_size))
-    everything = joined(sampled)
-    metrics = dict(everything.metrics)
+            others = refill(missing, derive_seed(seed, refills, "refill"))
+            more = sampler(others, derive_seed(seed, refills, "rollout"))
+            sampled, refills = joined([sampled, more]), refills + 1
+    advantages = _advantages(advantage, sampled.rewards.view(-1, sampler.group_size))
+    metrics = dict(sampled.metrics)
     metrics["rollout/zero_advantage_frac"] = (advantages == 0).to(torch.float32).mean().item()
+    rollouts = replace(sampled, advantages=advantages.reshape(-1))
     if dynamic_sampling is not None:
-        dropped = (len(everything) - len(kept)) // sampler.group_size
+        rollouts, dropped = _without_equal_groups(rollouts, sampler.group_size)
         metrics["rollout/dropped_groups"] = float(dropped)
-        metrics["rollout/refills"] = float(len(sampled) - 1)
-    return replace(kept, advantages=advantages, metrics=metrics)
+        metrics["rollout/refills"] = float(refills)
+    return replace(rollouts, metrics=metrics)
 
 
 def _advantages(advantage: Advantage, rewards: Tensor) -> Tensor:
-    """[B] advantages of this rank's [P, G] rewards, among those of all ranks."""
+    """[P, G] advantages of this rank's rewards, among those of all ranks."""
     every = of_all_ranks(rewards)
     first = sum(len(part) for part in every[: rank()])
-    return advantage(torch.cat(every))[first : first + len(rewards)].reshape(-1)
+    found = advantage(torch.cat(every))
+    wanted = (sum(map(len, every)), rewards.shape[1])
+    if not isinstance(found, Tensor) or found.shape != wanted or not found.isfinite().all():
+        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else repr(type(found))
+        raise ValueError(
+            f"model.advantage {type(advantage).__name__} must return finite [P, G] = "
+            f"{list(wanted)} advantages, got {what}"
+        )
+    return found[first : first + len(rewards)].to(torch.float32)
+
+
+def _has_signal(rollouts: Rollouts, group_size: int) -> Tensor:
+    """[P] bool, which groups have rewards that differ."""
+    return ~is_constant(rollouts.rewards.view(-1, group_size))
+
+
+def _without_equal_groups(rollouts: Rollouts, group_size: int) -> tuple[Rollouts, int]:
+    """The groups whose rewards differ, and how many do not.
+
+    Where none do on any rank, all stay, without advantage: a step that is logged and changes
+    nothing.
+    """
+    signal = _has_signal(rollouts, group_size)
+    dropped = int((~signal).sum())
+    if not any(of_all_ranks(bool(signal.any()))):
+        return replace(rollouts, advantages=torch.zeros_like(rollouts.advantages)), dropped
+    chosen = signal.repeat_interleave(group_size).nonzero()[:, 0].tolist()
+    return rollouts.select(chosen), dropped
 
 
 def joined(parts: Sequence[Rollouts]) -> Rollouts:
@@ -150,12 +175,6 @@ def joined(parts: Sequence[Rollouts]) -> Rollouts:
         rows=[row for part in parts for row in part.rows],
         metrics=merged_metrics([part.metrics for part in parts]),
     )
-
-
-def _with_signal(rollouts: Rollouts, group_size: int) -> Rollouts:
-    """The groups whose rewards differ."""
-    signal = ~is_constant(rollouts.rewards.view(-1, group_size))
-    return rollouts.select(signal.repeat_interleave(group_size).nonzero()[:, 0].tolist())
 
 
 def evaluate(prompts: PromptBatch, *, sampler: Sampler, seed: int) -> list[dict[str, Any]]:

@@ -36,6 +36,11 @@ def pack(
     if token_weights is None:
         token_weights = torch.full((len(rollouts),), 1 / max(tokens, 1), dtype=torch.float64)
     weights = token_weights.to(torch.float32)
+    if weights.shape != (len(rollouts),):
+        raise ValueError(
+            f"a normalizer (model.normalizer) must return one weight for each of {len(rollouts)} "
+            f"rollouts, got shape {list(weights.shape)}"
+        )
     sizes = [
         len(prompt) + len(completion.token_ids)
         for prompt, completion in zip(rollouts.prompt_ids, rollouts.completions, strict=True)

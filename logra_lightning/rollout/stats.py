@@ -11,6 +11,7 @@ from logra_lightning.objective.advantage import is_constant
 from logra_lightning.types import Rollouts
 
 _COUNTS = ("rollout/samples", "rollout/tokens", "rollout/dropped_groups", "rollout/refills")
+_COUNT_ENDS = ("/errors", "/timeouts", "/worker_errors")
 
 
 def rollout_stats(rollouts: Rollouts, group_size: int) -> dict[str, float]:
@@ -55,7 +56,7 @@ def merged_metrics(parts: Sequence[dict[str, float]]) -> dict[str, float]:
     for name in {name: None for part in parts for name in part}:
         known = [part for part in parts if name in part]
         values = [part[name] for part in known]
-        if name in _COUNTS:
+        if name in _COUNTS or name.endswith(_COUNT_ENDS):
             merged[name] = math.fsum(values)
         elif name.endswith(("_min", "_max")):
             merged[name] = min(values) if name.endswith("_min") else max(values)

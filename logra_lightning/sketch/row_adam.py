@@ -23,6 +23,8 @@ from logra_lightning.sketch.factors import Factors
 from logra_lightning.sketch.merge import merge_
 from logra_lightning.sketch.precision import full_precision
 
+_ROUNDING = 1e-5  # of the usual gradient
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -36,6 +38,7 @@ class Proposal:
             sketched part is estimated by its sketches, without bias in the square.
         problem: why the step cannot be made, such as the name of a weight whose gradient is not
             finite; else empty.
+        usual_norm: what the row moments say of the gradient of earlier steps; 0 at the first.
     """
 
     row_scales: dict[str, Tensor]
@@ -43,11 +46,15 @@ class Proposal:
     decay_rate: float
     grad_norm: float
     problem: str = ""
+    usual_norm: float = 0.0
 
     @property
     def is_zero(self) -> bool:
-        """Whether there is no gradient at all: the step changes nothing, moments included."""
-        return self.grad_norm == 0.0
+        """Whether there is no gradient but rounding: the step changes nothing, moments included.
+
+        Rules that normalize would make as long a step of what is left when every token is clipped.
+        """
+        return self.grad_norm <= _ROUNDING * self.usual_norm
 
     def direction(self, sketch: Sketch) -> Tensor:
         """D [d, r] fp32 of one weight."""
@@ -177,19 +184,22 @@ class RowAdam(torch.optim.Optimizer):
         if problem:
             return Proposal({}, {}, 0.0, grad_norm, problem)
         clip = self._clip(grad_norm)
-        moments, roots = {}, {}
+        moments, roots, usual = {}, {}, 0.0
         group = self.param_groups[0]
         for sketch in self.sketches:
             state = self.state[sketch.module.weight]
             mean_square = squares[sketch.name] * (clip**2 / self.sketches.rank)
             moment = state["row_moment"].to(torch.float64)
+            if state["step"] > 0:
+                corrected = moment.sum().item() / (1 - group["beta2"] ** state["step"].item())
+                usual += corrected * self.sketches.rank
             moment = moment * group["beta2"] + mean_square * (1 - group["beta2"])
             moments[sketch.name] = moment.to(torch.float32)
             correction = 1 - group["beta2"] ** (state["step"].item() + 1)
             roots[sketch.name] = (moment / correction).sqrt()
         row_scales = self._row_scales(squares, roots, clip)
         decay_rate = group["lr"] * group["weight_decay"]
-        return Proposal(row_scales, moments, decay_rate, grad_norm)
+        return Proposal(row_scales, moments, decay_rate, grad_norm, usual_norm=math.sqrt(usual))
 
     def _row_scales(
         self, squares: dict[str, Tensor], roots: dict[str, Tensor], clip: float

@@ -23,7 +23,7 @@ from logra_lightning.callbacks import KLBudget, WeightSync
 from logra_lightning.callbacks.kl_budget import Schedule
 from logra_lightning.sketch import KLProbe
 from tests.copy_engine import CopyEngine
-from tests.runs import data, policy, run_ranks, trainer, weights
+from tests.runs import data, policy, trainer, weights
 
 pytestmark = pytest.mark.usefixtures("private_datasets_cache")
 
@@ -431,21 +431,3 @@ def test_a_module_without_a_probe_is_told_what_it_needs(pair: nn.Module) -> None
 def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="kl_budget"):
         KLBudget(**options)
-
-
-RANKS = """
-import torch, torch.distributed as dist
-from types import SimpleNamespace
-from logra_lightning.callbacks.kl_budget import _over_ranks
-
-dist.init_process_group("gloo")
-totals = [[3.0, 4.0], [5.0, 12.0]]  # sum and count of each rank
-total = torch.tensor(totals[dist.get_rank()], dtype=torch.float64)
-assert _over_ranks(SimpleNamespace(world_size=2), total).tolist() == [8, 16]
-print("done")
-"""
-
-
-@pytest.mark.dist
-def test_two_ranks_take_the_mean_over_all_their_tokens(tmp_path: Path) -> None:
-    run_ranks(RANKS, tmp_path)

@@ -7,7 +7,19 @@ import math
 import pytest
 import torch
 
-from logra_lightning.objective import K3, BatchStats, NoCorrection, Objective, PPOClip
+from logra_lightning.objective import (
+    CISPO,
+    GSPO,
+    K3,
+    BatchStats,
+    Correction,
+    Loss,
+    NoCorrection,
+    Objective,
+    PPOClip,
+    Reinforce,
+    TokenMask,
+)
 from logra_lightning.objective import TokenTruncation as Truncation
 from tests.objective.batches import microbatch, tensor
 
@@ -39,13 +51,10 @@ def test_everything_together_equals_the_sum_written_out() -> None:
     objective = Objective(PPOClip(), Truncation(2.0), K3(0.5), entropy_coefficient=0.1)
     loss, _, stats = run(objective)
     total = policy = kl_mean = 0.0
-    for new, rollout, ref, a, h, w in zip(
-        NEW, ROLLOUT, REFERENCE, ADVANTAGES, ENTROPIES, WEIGHTS, strict=True
-    ):
-        correction = min(math.exp(new - rollout), 2.0)
+    for new, ref, a, h, w in zip(NEW, REFERENCE, ADVANTAGES, ENTROPIES, WEIGHTS, strict=True):
         kl = math.exp(ref - new) - 1 + new - ref
-        policy += w * correction * -a  # the first step's ratio is 1
-        total += w * (correction * -a + 0.5 * kl - 0.1 * h)
+        policy += w * -a  # the first step's ratio is 1
+        total += w * (-a + 0.5 * kl - 0.1 * h)
         kl_mean += kl / 4
     assert loss.item() == pytest.approx(total)
     values = stats.values()
@@ -77,16 +86,53 @@ def test_later_steps_compare_with_the_policy_of_the_batchs_begin() -> None:
     old = [-1.1, -0.6, -2.3, -0.1]
     loss, x, stats = run(Objective(PPOClip(), Truncation(2.0)), old=old)
     expected = 0.0
-    for new, before, rollout, a, w in zip(NEW, old, ROLLOUT, ADVANTAGES, WEIGHTS, strict=True):
+    for new, before, a, w in zip(NEW, old, ADVANTAGES, WEIGHTS, strict=True):
         ratio = math.exp(new - before)
         surrogate = min(ratio * a, min(max(ratio, 0.8), 1.2) * a)
-        expected -= w * min(math.exp(before - rollout), 2.0) * surrogate
+        expected -= w * surrogate
     assert loss.item() == pytest.approx(expected)
     # Nothing flows back through the correction, which has the old policy's probabilities.
     (gradient,) = torch.autograd.grad(loss, x)
     slope = WEIGHTS[0] * math.exp(old[0] - ROLLOUT[0]) * math.exp(NEW[0] - old[0])
     assert gradient[0] == pytest.approx(-slope * ADVANTAGES[0])
     assert stats.values()["loss/clip_frac"] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("loss", [PPOClip(), CISPO(), GSPO(0.2, 0.2), Reinforce()])
+@pytest.mark.parametrize("correction", [Truncation(2.0), TokenMask(0.9, 2.0), NoCorrection()])
+def test_a_correction_scales_what_flows_back_through_each_token(
+    loss: Loss, correction: Correction
+) -> None:
+    """Of a loss of whole completions too, where a masked token must not train its neighbours."""
+    plain_value, x, _ = run(Objective(loss, NoCorrection()))
+    (plain,) = torch.autograd.grad(plain_value, x)
+    value, x, stats = run(Objective(loss, correction))
+    (gradient,) = torch.autograd.grad(value, x)
+    weights = correction(x.detach() - tensor(ROLLOUT), microbatch(ADVANTAGES))
+    torch.testing.assert_close(gradient, plain * weights)
+    assert value.item() == pytest.approx(plain_value.item())
+    assert stats.values()["mismatch/masked_frac"] == (weights == 0).double().mean().item()
+
+
+def test_a_masked_token_trains_neither_kl_nor_entropy() -> None:
+    def everything(correction: Correction) -> torch.Tensor:
+        x, h = tensor(NEW, grad=True), tensor(ENTROPIES, grad=True)
+        batch = microbatch(
+            ADVANTAGES, rollout_logprobs=tensor(ROLLOUT), reference_logprobs=tensor(REFERENCE)
+        )
+        stats = BatchStats()
+        stats.begin_step()
+        Objective(PPOClip(), correction, K3(0.5), 0.1)(x, h, batch, stats).backward()
+        assert x.grad is not None
+        assert h.grad is not None
+        return torch.stack([x.grad, h.grad])
+
+    ratios = [math.exp(new - rollout) for new, rollout in zip(NEW, ROLLOUT, strict=True)]
+    masked = torch.tensor([not 0.9 <= ratio <= 2.0 for ratio in ratios])
+    assert masked.tolist() == [False, True, False, False]
+    gradient = everything(TokenMask(0.9, 2.0))
+    assert (gradient[:, masked] == 0).all()
+    assert (gradient[:, ~masked] != 0).all()
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -44,6 +44,9 @@ def test_a_thread_notes_where_it_runs_in_a_copy_of_the_context() -> None:
 def test_what_is_no_number_is_refused() -> None:
     with noting(), pytest.raises(ValueError, match="could not convert"):
         log_metric("a", "much")  # type: ignore[arg-type]
+    for value in (float("nan"), float("inf")):
+        with noting(), pytest.raises(ValueError, match="must be a finite number"):
+            log_metric("a", value)
 
 
 def test_the_file_needs_the_standard_library_alone() -> None:

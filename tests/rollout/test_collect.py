@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from logra_lightning.objective import GRPO
+from logra_lightning.objective import GRPO, Advantage
 from logra_lightning.rewards import Reward, exact_match
 from logra_lightning.rollout import DynamicSampling, Sampler, collect, evaluate
 from logra_lightning.types import Completion, PromptBatch, SamplingParams
@@ -95,11 +95,17 @@ class Refill:
         return prompts(*[1] * count)
 
 
-def dynamic(engine: Scripted, refill: Refill | None, max_refills: int, seed: int = 3) -> Any:
+def dynamic(
+    engine: Scripted,
+    refill: Refill | None,
+    max_refills: int,
+    seed: int = 3,
+    advantage: Advantage | None = None,
+) -> Any:
     return collect(
         prompts(1, 1, 1),
         sampler=sampler(engine),
-        advantage=GRPO(),
+        advantage=advantage or GRPO(),
         seed=seed,
         dynamic_sampling=DynamicSampling(max_refills),
         refill=refill,
@@ -139,8 +145,45 @@ def test_a_batch_without_any_signal_stays_whole_and_has_no_advantage() -> None:
     same = [[9], [9]]
     engine = Scripted([same] * 3, [same] * 3)
     rollouts = dynamic(engine, Refill(), max_refills=1)
-    assert len(rollouts) == 6
+    assert len(rollouts) == 12
     assert (rollouts.advantages == 0).all()
+    assert rollouts.metrics["rollout/dropped_groups"] == 6
+
+
+class Spread(Advantage):
+    """The reward itself, and what it was asked about."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[list[float]]] = []
+
+    def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
+        self.seen.append(rewards.tolist())
+        return rewards
+
+
+def test_advantages_see_everything_that_was_sampled_and_dropped_groups_have_none() -> None:
+    advantage, same = Spread(), [[1], [1]]
+    engine = Scripted([same, RIGHT_AND_WRONG, same], [same, RIGHT_AND_WRONG])
+    rollouts = dynamic(engine, Refill(), max_refills=1, advantage=advantage)
+    assert advantage.seen == [[[1, 1], [1, 0], [1, 1], [1, 1], [1, 0]]]
+    assert rollouts.advantages.tolist() == [1, 0, 1, 0]
+    none_differ = dynamic(Scripted([same] * 3), None, max_refills=0, advantage=Spread())
+    assert none_differ.advantages.tolist() == [0] * 6
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda r: r.t(), lambda r: r.reshape(-1), lambda r: 0.5, lambda r: r / 0]
+)
+def test_advantages_of_another_shape_are_refused_by_name(wrong: Any) -> None:
+    class Wrong(Advantage):
+        """Not what it should be."""
+
+        def __call__(self, rewards: torch.Tensor) -> Any:
+            return wrong(rewards)
+
+    engine = Scripted([RIGHT_AND_WRONG] * 3)
+    with pytest.raises(ValueError, match=r"model.advantage Wrong must return finite .*\[3, 2\]"):
+        dynamic(engine, None, max_refills=0, advantage=Wrong())
 
 
 def test_the_same_seed_asks_for_the_same_prompts() -> None:
