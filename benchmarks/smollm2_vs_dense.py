@@ -42,11 +42,14 @@ def train(name: str, arguments: list[str], model: str, folder: Path, steps: int)
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def read(folder: Path) -> dict[str, list[float]]:
+def read(folder: Path, steps: int) -> dict[str, list[float]]:
     events = EventAccumulator(str(folder / "version_0"))
     events.Reload()
     present = events.Tags()["scalars"]
-    return {name: [event.value for event in events.Scalars(name)] for name in present}
+    values = {name: [event.value for event in events.Scalars(name)] for name in present}
+    if len(values.get("rollout/reward", [])) != steps or len(values["eval/pass@1"]) < 2:
+        sys.exit(f"error: the run in {folder} did not make {steps} steps: remove it")
+    return values
 
 
 def draw(results: dict[str, dict[str, list[float]]], path: Path) -> None:
@@ -90,9 +93,7 @@ def main() -> None:
     for name, arguments in all_runs(args.seeds).items():
         if not (args.runs / name).is_dir():
             train(name, arguments, args.model, args.runs, args.steps)
-        values = results[name] = read(args.runs / name)
-        if max(values.get("step", [0])) != args.steps:
-            sys.exit(f"error: {args.runs / name} has no {args.steps} steps: remove it")
+        values = results[name] = read(args.runs / name, args.steps)
         seconds = sorted(values["time/step_s"])
         before, after = values["eval/pass@1"][0], values["eval/pass@1"][-1]
         middle, minutes = seconds[len(seconds) // 2], sum(seconds) / 60

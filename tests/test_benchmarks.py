@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
 from logra_lightning.policy import load_policy
 from logra_lightning.sketch import find_targets
@@ -67,3 +69,18 @@ def test_kl_probe(tmp_path: Path) -> None:
     assert 0.7 <= result["ratio"] <= 1.4
     assert result["over"] <= 2.0
     assert f"| quickstart | 20 | {result['ratio']:.2f} | {result['over']:.2f} |" in table
+
+
+def test_smollm2_vs_dense_reads_whole_runs_alone(tmp_path: Path) -> None:
+    """What it trains takes an hour; here is how it reads what was trained."""
+    read = runpy.run_path(str(ROOT / "benchmarks" / "smollm2_vs_dense.py"))["read"]
+    with SummaryWriter(str(tmp_path / "version_0")) as writer:
+        for step in (1, 2, 3):
+            writer.add_scalar("rollout/reward", step / 10, step)
+        for step, success in ((0, 0.0), (3, 0.875)):
+            writer.add_scalar("eval/pass@1", success, step)
+    values = read(tmp_path, 3)
+    assert values["rollout/reward"] == pytest.approx([0.1, 0.2, 0.3])
+    assert values["eval/pass@1"] == [0.0, 0.875]
+    with pytest.raises(SystemExit, match="did not make 4 steps: remove it"):
+        read(tmp_path, 4)
