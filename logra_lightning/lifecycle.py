@@ -111,6 +111,14 @@ class PolicyLifecycle(LightningModule):
         tolerance = 1e-4 if self.policy.dtype == torch.float32 else 2e-2
         check_head(self.policy, tolerance=tolerance)
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Let a batch that was interrupted be made again; the loader has given it out already."""
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        if progress.ready > progress.processed:
+            for state in checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", []):
+                if "position" in state:  # of a PromptLoader
+                    state["position"] -= 1
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of a sketching run for a dense one; RowAdam refuses the reverse."""
         states = checkpoint.get("optimizer_states", [])

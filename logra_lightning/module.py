@@ -410,6 +410,7 @@ class PolicyModule(PolicyLifecycle):
             )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
         if hasattr(self.advantage, "state_dict"):
             checkpoint["advantage"] = self.advantage.state_dict()
 

@@ -20,6 +20,7 @@ from logra_lightning import (
     SketchAccumulation,
     SketchStrategy,
 )
+from logra_lightning.callbacks import StepCheckpoint
 from logra_lightning.objective import (
     K2,
     K3,
@@ -563,6 +564,32 @@ def test_resumed_equals_never_stopped_bit_for_bit(tmp_path: Path, precision: Any
     _, stopped = steps(3)
     stopped.save_checkpoint(tmp_path / "half.ckpt")
     resumed, _ = steps(6, tmp_path / "half.ckpt")
+    torch.testing.assert_close(weights(resumed), weights(straight), rtol=0, atol=0)
+
+
+def test_a_run_interrupted_in_a_batch_makes_that_batch_again(tmp_path: Path) -> None:
+    class Interrupted(PolicyModule):
+        def update(self) -> None:
+            if self.global_step == 2:
+                raise KeyboardInterrupt
+            super().update()
+
+    straight = policy()
+    fit(tmp_path, straight, steps=5)
+    module = policy()
+    module.__class__ = Interrupted
+    saves = StepCheckpoint(dirpath=tmp_path / "saved")
+    with pytest.raises(SystemExit):  # Lightning ends the process
+        fit(
+            tmp_path,
+            module,
+            steps=5,
+            callbacks=[SketchAccumulation(), saves],
+            enable_checkpointing=True,
+        )
+    (path,) = (tmp_path / "saved").glob("*.ckpt")
+    resumed = policy()
+    trainer(tmp_path, 5).fit(resumed, datamodule=data(tmp_path), ckpt_path=path)
     torch.testing.assert_close(weights(resumed), weights(straight), rtol=0, atol=0)
 
 
