@@ -578,18 +578,16 @@ def test_a_run_interrupted_in_a_batch_makes_that_batch_again(tmp_path: Path) -> 
     fit(tmp_path, straight, steps=5)
     module = policy()
     module.__class__ = Interrupted
-    saves = StepCheckpoint(dirpath=tmp_path / "saved")
+
+    def options() -> dict[str, Any]:
+        saves = StepCheckpoint(dirpath=tmp_path / "saved")
+        return {"callbacks": [SketchAccumulation(), saves], "enable_checkpointing": True}
+
     with pytest.raises(RuntimeError, match="stop here"):
-        fit(
-            tmp_path,
-            module,
-            steps=5,
-            callbacks=[SketchAccumulation(), saves],
-            enable_checkpointing=True,
-        )
+        fit(tmp_path, module, steps=5, **options())
     path = tmp_path / "saved" / "last.ckpt"
     resumed = policy()
-    trainer(tmp_path, 5).fit(resumed, datamodule=data(tmp_path), ckpt_path=path)
+    trainer(tmp_path, 5, **options()).fit(resumed, datamodule=data(tmp_path), ckpt_path=path)
     torch.testing.assert_close(weights(resumed), weights(straight), rtol=0, atol=0)
 
 
