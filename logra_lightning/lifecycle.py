@@ -113,7 +113,7 @@ class PolicyLifecycle(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Let a batch that was interrupted be made again; the loader has given it out already."""
-        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
         if progress.ready > progress.processed:
             for state in checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", []):
                 if "position" in state:  # of a PromptLoader
