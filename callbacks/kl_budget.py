@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
 from logra_lightning.callbacks.weight_sync import WeightSync
-from logra_lightning.ranks import sum_over_ranks_
+from logra_lightning.ranks import of_all_ranks, sum_over_ranks_
 from logra_lightning.sketch import KLProbe, RowAdam
 from logra_lightning.sketch.inject import float32_weights
 from logra_lightning.sketch.precision import full_precision
@@ -195,7 +194,7 @@ class KLBudget(Callback):
         module: Any = pl_module
         probe: KLProbe = module.kl_probe(self.probe_rollouts, self.probe_max_tokens)
         started = time.perf_counter()
-        mismatch = _mean_over_ranks(trainer, probe.mismatch)
+        mismatch = _mean_over_ranks(probe.mismatch)
         budget = self._less_mismatch(budget, mismatch)
         with _exactly(trainer, probe, optimizer):
             step = StepKL(probe, optimizer, sum_over_ranks_)
@@ -306,10 +305,8 @@ def _exactly(trainer: Trainer, probe: KLProbe, optimizer: RowAdam) -> Iterator[N
         yield
 
 
-def _mean_over_ranks(trainer: Trainer, value: float | None) -> float | None:
+def _mean_over_ranks(value: float | None) -> float | None:
     if value is None:
         return None
-    device = trainer.strategy.root_device
-    total = torch.tensor([value, 1.0], dtype=torch.float64, device=device)
-    sum_over_ranks_(total)
-    return (total[0] / total[1]).item()
+    values = of_all_ranks(value)
+    return sum(values) / len(values)

@@ -57,17 +57,22 @@ class BatchStats:
 
     def values(self) -> dict[str, float]:
         """Tag to value, over all ranks; every rank must call it."""
+        ranks = of_all_ranks((_numbers(self._sums), _numbers(self._extremes), self._steps))
         sums: dict[str, float] = {}
-        for part in of_all_ranks({name: value.item() for name, value in self._sums.items()}):
-            for name, share in part.items():
+        for shares, _, _ in ranks:
+            for name, share in shares.items():
                 sums[name] = sums.get(name, 0.0) + share
-        steps = max(of_all_ranks(self._steps))
+        steps = max(count for _, _, count in ranks)
         values = {name: total / steps for name, total in sums.items()}
         if _WEIGHT in values:
             weight, square = values.pop(_WEIGHT), values.pop(_SQUARE)
             values["mismatch/effective_sample_frac"] = weight**2 / max(square, 1e-30)
-        for part in of_all_ranks({name: x.item() for name, x in self._extremes.items()}):
-            for name, value in part.items():
+        for _, extremes, _ in ranks:
+            for name, value in extremes.items():
                 pick = min if name.endswith("_min") else max
                 values[name] = pick(value, values.get(name, value))
         return values
+
+
+def _numbers(values: dict[str, Tensor]) -> dict[str, float]:
+    return {name: value.item() for name, value in values.items()}
