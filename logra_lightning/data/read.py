@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,9 +36,7 @@ def read_rows(
     Raises:
         ValueError: nothing to read there, or a column that no row has.
     """
-    rows = _load(
-        str(Path(path).expanduser()) if path.startswith("~") else path, name, split, option
-    )
+    rows = _load(os.path.expanduser(path), name, split, option)
     rows = _renamed(rows, columns or {}, path, option)
     for row in rows:
         row.setdefault("source", label or row.get("data_source") or default_label(path))

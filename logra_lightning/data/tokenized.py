@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -101,7 +100,7 @@ class TokenizedDataModule(LightningDataModule):
                 raise ValueError(f"data.init_args.{name} must be error or drop, got {value!r}")
         if prompt_template is not None:
             PromptTemplate(prompt_template)
-        self.tokenizer_path = os.path.expanduser(tokenizer)
+        self.tokenizer_path = tokenizer
         self.system_prompt = system_prompt
         self.prompt_template = prompt_template
         self.chat_template_kwargs = chat_template_kwargs or {}

@@ -38,9 +38,7 @@ class TokenTruncation(Correction):
     """
 
     def __init__(self, cap: float = 2.0) -> None:
-        if not cap >= 1:
-            raise ValueError(f"cap must be at least 1, got {cap}")
-        self.cap = cap
+        self.cap = _checked_cap(cap)
 
     def __call__(self, log_ratio: Tensor, microbatch: Microbatch) -> Tensor:
         """[T] weights, as in `Correction`."""
@@ -84,9 +82,7 @@ class ProductMask(Correction):
     """
 
     def __init__(self, cap: float = 3.0) -> None:
-        if not cap >= 1:
-            raise ValueError(f"cap must be at least 1, got {cap}")
-        self.cap = cap
+        self.cap = _checked_cap(cap)
 
     def __call__(self, log_ratio: Tensor, microbatch: Microbatch) -> Tensor:
         """[T] weights, as in `Correction`."""
@@ -132,6 +128,12 @@ def _inside(log_weight: Tensor, log_ratio: Tensor, low: float, high: float) -> T
     floor = math.log(low) if low > 0 else -math.inf
     kept = (log_ratio >= floor) & (log_ratio <= math.log(high))
     return torch.where(kept, log_weight.exp(), torch.zeros_like(log_weight))
+
+
+def _checked_cap(cap: float) -> float:
+    if not cap >= 1:
+        raise ValueError(f"cap must be at least 1, got {cap}")
+    return cap
 
 
 def _check_band(low: float, high: float) -> None:
