@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from logra_lightning import (
     AdamWOptions,
@@ -22,23 +21,15 @@ from logra_lightning import (
 )
 from logra_lightning.seeding import derive_seed
 from logra_lightning.types import Completion
+from tests.quiet_engine import QuietEngine
 from tests.runs import data, policy, trainer
 
 
-class Scripted:
+class Scripted(QuietEngine):
     """Completions that depend on the prompt and the call alone, so every split samples the same."""
-
-    policy_version = None
-    max_model_len = None
 
     def __init__(self) -> None:
         self.calls = 0
-
-    def start(self, policy: nn.Module, stop_token_ids: Sequence[int]) -> None: ...
-
-    def sleep(self) -> None: ...
-
-    def close(self) -> None: ...
 
     def generate(
         self,

@@ -7,29 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from logra_lightning.objective import GRPO, Advantage
 from logra_lightning.rewards import Reward, exact_match
 from logra_lightning.rollout import DynamicSampling, Sampler, collect, evaluate
 from logra_lightning.types import Completion, PromptBatch, SamplingParams
+from tests.quiet_engine import QuietEngine
 
 
-class Scripted:
+class Scripted(QuietEngine):
     """An engine that answers each call from a list."""
-
-    policy_version = None
-    max_model_len = None
 
     def __init__(self, *calls: list[list[list[int]]]) -> None:
         self.calls = list(calls)
         self.asked: list[tuple] = []
-
-    def start(self, policy: nn.Module, stop_token_ids: Sequence[int]) -> None: ...
-
-    def sleep(self) -> None: ...
-
-    def close(self) -> None: ...
 
     def generate(
         self,
