@@ -1,0 +1,75 @@
+"""Weights of which each rank holds some rows (FSDP2); of any other weight all is held.
+
+A sharded weight is a `DTensor`, cut along its first dimension as `torch.chunk` cuts. What belongs to
+it (a residual, moments) is kept as a plain tensor of the rows that this rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether other ranks hold the other rows."""
+    return isinstance(tensor, DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rows that this rank holds, in the same memory; may be none."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def held_rows(tensor: Tensor) -> slice:
+    """Which rows of the whole weight this rank holds."""
+    if not isinstance(tensor, DTensor):
+        return slice(0, tensor.shape[0] if tensor.dim() else 0)
+    mesh = tensor.device_mesh
+    first = min(mesh.get_local_rank() * _rows_per_rank(tensor), tensor.shape[0])
+    return slice(first, first + tensor.to_local().shape[0])
+
+
+@torch.no_grad()
+def whole(weight: Tensor, rows: Tensor | None = None) -> Tensor:
+    """All rows of a weight, or of what belongs to it; every rank must call it.
+
+    Args:
+        weight: sharded or not.
+        rows: [held, ...] of this rank; those of `weight` itself when left out.
+
+    Returns:
+        The tensor itself where nothing is sharded, else a new one.
+    """
+    held = local(weight) if rows is None else rows
+    if not isinstance(weight, DTensor):
+        return held
+    mesh, size = weight.device_mesh, _rows_per_rank(weight)
+    padded = held.new_zeros(size, *held.shape[1:])
+    padded[: held.shape[0]] = held
+    gathered = padded.new_empty(size * mesh.size(), *held.shape[1:])
+    # As bytes: not every backend knows every dtype.
+    distributed.all_gather_into_tensor(
+        gathered.view(torch.uint8), padded.view(torch.uint8), group=mesh.get_group()
+    )
+    return gathered[: weight.shape[0]]
+
+
+def squared_norms(tensors: Sequence[Tensor]) -> list[float]:
+    """Squared Frobenius norm of each tensor, all rows counted; every rank must call it."""
+    if not tensors:
+        return []
+    norms = [torch.linalg.vector_norm(local(t), dtype=torch.float32) for t in tensors]
+    squares = torch.stack(norms).to(torch.float64).square()
+    sharded = torch.tensor([is_sharded(t) for t in tensors], device=squares.device)
+    if sharded.any():
+        totals = squares.clone()
+        distributed.all_reduce(totals)
+        squares = torch.where(sharded, totals, squares)
+    return squares.tolist()
+
+
+def _rows_per_rank(weight: DTensor) -> int:
+    return -(-weight.shape[0] // weight.device_mesh.size())
