@@ -279,11 +279,12 @@ class KLBudget(Callback):
     def _look_in_bf16(self, trainer: Trainer, step: StepKL, scale: float, budget: float) -> None:
         if trainer.precision not in ("bf16-true", "bf16-mixed"):
             return
-        with trainer.precision_plugin.forward_context():
-            old = step.probe.hidden()
-            new = step.probe.hidden(step.changes(scale))
-        with full_precision(trainer.strategy.root_device):
-            seen, floor = step.between(old, new), step.between(step.old, old)
+        with step.probe.prepared():
+            with trainer.precision_plugin.forward_context():
+                old = step.probe.hidden()
+                new = step.probe.hidden(step.changes(scale))
+            with full_precision(trainer.strategy.root_device):
+                seen, floor = step.between(old, new), step.between(step.old, old)
         values = {"kl/measured_bf16": seen, "kl/floor_bf16": floor}
         for logger in trainer.loggers:  # not at every step, which `log` cannot do
             logger.log_metrics(values, step=trainer.global_step + 1)
@@ -299,6 +300,7 @@ class KLBudget(Callback):
 @contextmanager
 def _exactly(trainer: Trainer, probe: KLProbe, optimizer: RowAdam) -> Iterator[None]:
     with (
+        probe.prepared(),
         full_precision(trainer.strategy.root_device),
         float32_weights(probe.model, optimizer.residual),
     ):

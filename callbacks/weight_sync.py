@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from logra_lightning.rollout import Engine, PolicyWeight, SyncedEngine
+from logra_lightning.sharding import whole
 from logra_lightning.sketch import Factors, RowAdam
 from logra_lightning.sketch.projection import canonical_name
 from logra_lightning.sketch.row_adam import row_adam_of
@@ -112,12 +114,12 @@ class WeightSync(Callback):
         return self.mode
 
     def _tell(self, trainer: Trainer, pl_module: LightningModule, seconds: float) -> None:
-        weights = list(self._weights(trainer, pl_module))
-        changing = {w.name for w in self._weights(trainer, pl_module, changed=True)}
-        frozen = [w.name for w in weights if w.name not in changing]
-        factored = sum(w.projection is not None for w in weights)
+        weights = list(self._sources(trainer, pl_module))
+        frozen = [source.name for source in weights if not source.changes]
+        factored = sum(source.projection is not None for source in weights)
+        changing = len(weights) - len(frozen)
         parts = [f"{factored} weights travel as factors"] if self._mode == "factors" else []
-        parts.append(f"{len(changing) - factored} densely" if self._mode != "shared" else "")
+        parts.append(f"{changing - factored} densely" if self._mode != "shared" else "")
         leaves = sorted({name.removesuffix(".weight").rsplit(".", 1)[-1] for name in frozen})
         parts.append(f"{len(frozen)} are frozen ({', '.join(leaves)})" if frozen else "")
         rank_zero_info(
@@ -173,9 +175,9 @@ class WeightSync(Callback):
                 f"are factors of {made_of[:-1] or 'none'}: sending all weights"
             )
             every = True
-        weights = list(self._weights(trainer, pl_module, changed=not every))
-        engine.load(weights, version=version)
-        return sum(weight.nbytes for weight in weights), "dense"
+        sent = [s for s in self._sources(trainer, pl_module) if every or s.changes]
+        engine.load((source.weight() for source in sent), version=version)
+        return sum(source.nbytes for source in sent), "dense"
 
     def _merge(
         self,
@@ -184,31 +186,31 @@ class WeightSync(Callback):
         engine: SyncedEngine,
         updates: list[Factors],
     ) -> int:
-        changed = list(self._weights(trainer, pl_module, changed=True))
-        names = {weight.projection for weight in changed}
+        changed = [source for source in self._sources(trainer, pl_module) if source.changes]
+        names = {source.projection for source in changed}
         updates = [_only(factors, names) for factors in updates]
         moved = any(factors.directions for factors in updates)
-        dense = [weight for weight in changed if weight.projection is None and moved]
-        engine.merge(updates, dense)
-        return sum(f.nbytes for f in updates) + sum(weight.nbytes for weight in dense)
+        dense = [source for source in changed if source.projection is None and moved]
+        engine.merge(updates, (source.weight() for source in dense))
+        return sum(f.nbytes for f in updates) + sum(source.nbytes for source in dense)
 
-    def _weights(
-        self, trainer: Trainer, pl_module: LightningModule, *, changed: bool = False
-    ) -> Iterator[PolicyWeight]:
-        """All weights of the policy, or those that train; exact masters where factors come."""
+    def _weights(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[PolicyWeight]:
+        """All weights of the policy, one after the other; every rank must go through them."""
+        return (source.weight() for source in self._sources(trainer, pl_module))
+
+    def _sources(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[_Source]:
+        """Where all weights of the policy come from; exact masters where factors come."""
         optimizer = row_adam_of(trainer.optimizers)
         sketched = {} if optimizer is None else optimizer.sketched_names()
         for name, parameter in _module(pl_module).policy.named_parameters():
-            projection = sketched.get(parameter)
-            if changed and projection is None and not parameter.requires_grad:
-                continue
-            name = canonical_name(name)
-            if self._mode == "factors" and projection is not None:
+            projection, residual = sketched.get(parameter), None
+            changes = projection is not None or parameter.requires_grad
+            if self._mode != "factors":
+                projection = None
+            elif projection is not None:
                 assert optimizer is not None
                 residual = optimizer.residual(parameter)
-                yield PolicyWeight(name, parameter.data, residual, projection)
-            else:
-                yield PolicyWeight(name, parameter.data)
+            yield _Source(canonical_name(name), parameter, residual, projection, changes)
 
     def verify(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise RuntimeError where the engine does not hold the policy's weights bit for bit."""
@@ -242,6 +244,28 @@ class WeightSync(Callback):
             f"engine: {self._engine_name}, weight sync {self._mode}: {mean:,.0f} bytes per step, "
             f"{mean / self._dense_bytes:.3f} of a dense sync"
         )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A weight of the policy, of which this rank may hold a part."""
+
+    name: str
+    parameter: Parameter
+    residual: Tensor | None
+    projection: str | None
+    changes: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole weight and its residual."""
+        size = self.parameter.element_size() + (0 if self.residual is None else 2)
+        return self.parameter.numel() * size
+
+    def weight(self) -> PolicyWeight:
+        """All rows of it; every rank must call this."""
+        low = None if self.residual is None else whole(self.parameter, self.residual)
+        return PolicyWeight(self.name, whole(self.parameter), low, self.projection)
 
 
 def _module(pl_module: LightningModule) -> HasEngine:

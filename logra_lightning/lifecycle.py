@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,9 +30,10 @@ from logra_lightning.policy import (
 from logra_lightning.rollout import Engine, TorchEngine, VLLMEngine
 from logra_lightning.seeding import derive_seed
 from logra_lightning.sketch import DEFAULT_TARGETS, AdamWOptions, RowAdam, SketchBank
+from logra_lightning.sketch.row_adam import NamedParameters
 from logra_lightning.strategy import SketchMixin, check_trainer_options
 
-OptimizerFactory = Callable[[Iterable[Parameter], SketchBank, AdamWOptions, float | None], RowAdam]
+OptimizerFactory = Callable[[NamedParameters, SketchBank, AdamWOptions, float | None], RowAdam]
 
 
 class PolicyLifecycle(LightningModule):
@@ -135,6 +136,10 @@ class PolicyLifecycle(LightningModule):
         return self.trainer.state.fn == TrainerFn.FITTING
 
     @property
+    def _shards_weights(self) -> bool:
+        return getattr(self.trainer.strategy, "shards_weights", False)
+
+    @property
     def _datamodule(self) -> Any:
         return getattr(self.trainer, "datamodule", None)
 
@@ -144,7 +149,9 @@ class PolicyLifecycle(LightningModule):
         sketches = getattr(self.trainer.strategy, "sketches", None)
         optimizer: Optimizer
         if sketches is not None:
-            optimizer = self.optimizer(self.parameters(), sketches, self.adamw, self.max_grad_norm)
+            optimizer = self.optimizer(
+                self.named_parameters(), sketches, self.adamw, self.max_grad_norm
+            )
         else:
             strategy = type(self.trainer.strategy).__name__
             optimizer = dense_adamw(self._trained(), self.adamw, strategy)

@@ -48,10 +48,12 @@ from logra_lightning.rollout import (
     Sampler,
     collect,
     evaluate,
+    in_step,
     minibatches,
     pack,
 )
 from logra_lightning.rollout.stats import merged_metrics
+from logra_lightning.sharding import gathered_through_backward
 from logra_lightning.sketch import AdamWOptions, KLProbe, RelativeRowAdam
 from logra_lightning.strategy import SketchMixin
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
@@ -199,7 +201,10 @@ class PolicyModule(PolicyLifecycle):
             with self._phase("train"):
                 for microbatch in self.pack(minibatch):
                     logprobs, entropies = self.token_logprobs(microbatch)
-                    loss = self.objective(logprobs, entropies, microbatch, self._stats)
+                    if not microbatch.rollouts:  # the other ranks have one more
+                        loss = logprobs.sum()
+                    else:
+                        loss = self.objective(logprobs, entropies, microbatch, self._stats)
                     if has_signal:
                         self.manual_backward(loss)  # capture hooks add to the sketches
             with self._phase("update"):
@@ -252,10 +257,13 @@ class PolicyModule(PolicyLifecycle):
         return logprobs
 
     def pack(self, rollouts: Rollouts) -> Iterator[Microbatch]:
-        """Microbatches of at most `max_tokens_per_microbatch` padded tokens."""
+        """Microbatches of at most `max_tokens_per_microbatch` padded tokens.
+
+        As many on all ranks where these must run together, the last ones perhaps empty.
+        """
         tokens = rollouts.step_tokens or rollouts.num_completion_tokens
         size = rollouts.step_rollouts or len(rollouts)
-        return pack(
+        microbatches = pack(
             rollouts,
             self.max_tokens_per_microbatch,
             pad_token_id=pad_token_id(self.tokenizer),
@@ -263,20 +271,24 @@ class PolicyModule(PolicyLifecycle):
             device=self.device,
             token_weights=self.normalizer(rollouts.lengths, tokens, size),
         )
+        return in_step(microbatches, self.device) if self._shards_weights else microbatches
 
     def token_logprobs(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         """[T] fp32 logprobs of the trained tokens under the policy, and [T] fp32 entropies."""
         assert self.policy is not None
-        hidden = final_hidden(self.policy, microbatch.input_ids)
+        policy: Any = self.policy
+        hidden = final_hidden(policy, microbatch.input_ids)
         predicts = microbatch.completion_mask[:, 1:]  # position t predicts token t + 1
-        return token_logprobs(
-            hidden[:, :-1][predicts],
-            microbatch.target_ids,
-            head_of(self.policy),
-            temperature=microbatch.temperature,
-            chunk_tokens=self.logprob_chunk_tokens,
-            entropy_gradient=self.objective.entropy_coefficient != 0,
-        )
+        hidden = hidden[:, :-1][predicts]
+        with gathered_through_backward(policy.get_output_embeddings(), hidden) as hidden:
+            return token_logprobs(
+                hidden,
+                microbatch.target_ids,
+                head_of(policy),
+                temperature=microbatch.temperature,
+                chunk_tokens=self.logprob_chunk_tokens,
+                entropy_gradient=self.objective.entropy_coefficient != 0,
+            )
 
     def kl_probe(self, num_rollouts: int, max_tokens: int) -> KLProbe:
         """A few of the step's rollouts, for `KLBudget` to take the KL of the step on.
@@ -294,6 +306,7 @@ class PolicyModule(PolicyLifecycle):
             pad_token_id=pad_token_id(self.tokenizer),
             device=self.device,
             mismatch=self._stats.values()["mismatch/kl"],
+            together=self._shards_weights,
         )
 
     def _log_batch(self, rollouts: Rollouts) -> None:
@@ -355,8 +368,6 @@ class PolicyModule(PolicyLifecycle):
 
     def predict_step(self, prompts: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """`eval_completions` completions per prompt with their rewards, as plain values."""
-        if len(prompts) == 0:  # this rank's share of a last, small batch
-            return []
         return evaluate(
             prompts,
             sampler=self._sampler(self.eval_sampling, self.eval_completions),

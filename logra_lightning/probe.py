@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from logra_lightning.objective.logprobs import final_hidden, head_of
 from logra_lightning.policy import plain_attention
-from logra_lightning.rollout import pack
+from logra_lightning.rollout import in_step, pack
+from logra_lightning.sharding import gathered
 from logra_lightning.sketch import KLProbe
 from logra_lightning.types import Microbatch, Rollouts
 
@@ -24,6 +28,7 @@ def rollout_probe(
     pad_token_id: int,
     device: torch.device,
     mismatch: float | None = None,
+    together: bool = False,
 ) -> KLProbe:
     """The completion tokens of `rollouts`.
 
@@ -34,8 +39,8 @@ def rollout_probe(
         pad_token_id: fills rows on the right.
         device: of the policy.
         mismatch: as in `KLProbe`.
+        together: make as many forward passes on all ranks; then every rank must call this.
     """
-    head = head_of(policy)
     sizes = [
         len(prompt) + len(completion.token_ids)
         for prompt, completion in zip(rollouts.prompt_ids, rollouts.completions, strict=True)
@@ -47,6 +52,14 @@ def rollout_probe(
         temperature=temperature,
         device=device,
     )
+    if together:
+        microbatches = in_step(microbatches, device)
+
+    @contextmanager
+    def prepared() -> Iterator[None]:
+        output: Any = policy.get_output_embeddings()  # type: ignore[operator]
+        with plain_attention(policy), gathered(output):
+            yield
 
     def forward(microbatch: Microbatch) -> Tensor:
         predicts = microbatch.completion_mask[:, 1:]  # position t predicts token t + 1
@@ -55,7 +68,7 @@ def rollout_probe(
     return KLProbe(
         model=policy,
         forwards=[partial(forward, microbatch) for microbatch in microbatches],
-        logits=lambda hidden: head.exact_logits(hidden) / temperature,
-        prepared=partial(plain_attention, policy),
+        logits=lambda hidden: head_of(policy).exact_logits(hidden) / temperature,
+        prepared=prepared,
         mismatch=mismatch,
     )

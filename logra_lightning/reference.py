@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from logra_lightning.sharding import held_rows, is_sharded, local
 
 
 class Reference:
@@ -23,6 +26,7 @@ class Reference:
             for name, param in policy.named_parameters()
             if param.requires_grad
         }
+        self._held: set[str] = set()
 
     @property
     def num_bytes(self) -> int:
@@ -33,16 +37,32 @@ class Reference:
     def weights(self) -> Iterator[None]:
         """Within it, the policy computes with the weights of the start; never a gradient.
 
-        The copies move to the policy's device when they are first needed, and stay there.
+        The copies move to the policy's device when they are first needed, and stay there; of
+        sharded weights, the rows that are held.
         """
         params = {n: p for n, p in self._policy.named_parameters() if n in self._start}
-        now = {name: param.data for name, param in params.items()}
+        now: dict[str, Tensor] = {}
         try:
             for name, param in params.items():
-                self._start[name] = self._start[name].to(param.device, param.dtype)
-                param.data = self._start[name]
+                start = self._start[name]
+                if is_sharded(param) and start.shape == param.shape and name not in self._held:
+                    start = start[held_rows(param)].clone()
+                self._held.add(name)
+                self._start[name] = start.to(param.device, param.dtype)
+                now[name] = _put(param, self._start[name])
             with torch.no_grad():
                 yield
         finally:
-            for name, param in params.items():
-                param.data = now[name]
+            for name, value in now.items():
+                _put(params[name], value)
+
+
+def _put(param: Parameter, value: Tensor) -> Tensor:
+    """Let a parameter hold another value; returns the one that it held."""
+    if not is_sharded(param):
+        before, param.data = param.data, value
+        return before
+    held = local(param)  # FSDP gathers from this very memory
+    before = held.clone()
+    held.copy_(value)
+    return before

@@ -1,16 +1,21 @@
 """Weights of which each rank holds some rows (FSDP2); of any other weight all is held.
 
-A sharded weight is a `DTensor`, cut along its first dimension as `torch.chunk` cuts. What belongs to
-it (a residual, moments) is kept as a plain tensor of the rows that this rank holds.
+A sharded weight is a `DTensor`, cut along its first dimension as `torch.chunk` cuts. What belongs
+to it (a residual, moments) is kept as a plain tensor of the rows that this rank holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+
+from logra_lightning.ranks import rank
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -20,7 +25,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """The rows that this rank holds, in the same memory; may be none."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def held_rows(tensor: Tensor) -> slice:
@@ -55,6 +60,73 @@ def whole(weight: Tensor, rows: Tensor | None = None) -> Tensor:
         gathered.view(torch.uint8), padded.view(torch.uint8), group=mesh.get_group()
     )
     return gathered[: weight.shape[0]]
+
+
+def on_rank_0(tensor: Tensor) -> Tensor:
+    """The tensor on the CPU of rank 0; nothing elsewhere, [0] of its dtype."""
+    return tensor.cpu() if rank() == 0 else tensor.new_empty(0, device="cpu")
+
+
+def parts_of(module: nn.Module) -> list[FSDPModule]:
+    """The sharded modules in it, each of which is gathered as one."""
+    return [part for part in module.modules() if isinstance(part, FSDPModule)]
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """All weights of a module whole on every rank; within, ranks may run it on their own.
+
+    Every rank must enter it. Nested uses cost nothing. No gradient may come from it.
+    """
+    parts = _still_sharded(module)
+    for part in parts:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.set_reshard_after_forward(True, recurse=False)
+            part.reshard()
+
+
+@contextmanager
+def gathered_through_backward(module: nn.Module, inputs: Tensor) -> Iterator[Tensor]:
+    """As `gathered` for one module, with gradient: until that of its inputs has been computed.
+
+    Args:
+        module: whose weight is used, once or several times.
+        inputs: all that is computed with it comes from these.
+
+    Yields:
+        The inputs, to use in their place.
+    """
+    parts = _still_sharded(module)
+    if not parts or not (torch.is_grad_enabled() and inputs.requires_grad):
+        with gathered(module):
+            yield inputs
+        return
+    for part in parts:
+        part.unshard()
+    yield _ReshardInBackward.apply(inputs, parts)
+
+
+class _ReshardInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, parts: list[FSDPModule]) -> Tensor:
+        ctx.parts = parts
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        for part in ctx.parts:
+            part.reshard()
+        return grad, None
+
+
+def _still_sharded(module: nn.Module) -> list[FSDPModule]:
+    parts = parts_of(module)
+    return [part for part in parts if any(map(is_sharded, part.parameters()))]  # type: ignore
 
 
 def squared_norms(tensors: Sequence[Tensor]) -> list[float]:

@@ -13,7 +13,8 @@ from tests.conftest import ROOT
 
 # A part may import those before it, and itself.
 ORDER = [
-    ("seeding", "types", "ranks", "sharding"),
+    ("seeding", "types", "ranks"),
+    ("sharding",),
     ("sketch", "objective", "rewards", "metrics"),
     ("policy", "reference", "dense", "rollout", "strategy"),
     ("probe", "lifecycle", "checks"),

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from logra_lightning.sharding import gathered
+
 _EXACT_ROWS = 8192  # of the head's weight in fp32 at a time
 
 
@@ -100,7 +102,9 @@ def check_head(policy: nn.Module, *, tolerance: float) -> None:
     vocabulary = policy_.config.get_text_config().vocab_size
     tokens = torch.arange(1, 9, dtype=torch.int64, device=device)[None] % vocabulary
     expected = policy_(input_ids=tokens, use_cache=False).logits[0].to(torch.float32)
-    actual = head_of(policy).logits(final_hidden(policy, tokens)[0])
+    hidden = final_hidden(policy, tokens)[0]
+    with gathered(policy_.get_output_embeddings()):
+        actual = head_of(policy).logits(hidden)
     error = (actual - expected).abs().max() / expected.abs().max().clamp_min(1e-6)
     if not error <= tolerance:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from logra_lightning.rollout.collect import DynamicSampling, Sampler, collect, evaluate
 from logra_lightning.rollout.engine import Engine, SyncedEngine
-from logra_lightning.rollout.packing import minibatches, pack
+from logra_lightning.rollout.packing import in_step, minibatches, pack
 from logra_lightning.rollout.stats import rollout_stats
 from logra_lightning.rollout.torch_engine import TorchEngine
 from logra_lightning.rollout.vllm_engine import VLLMEngine
@@ -18,6 +18,7 @@ __all__ = [
     "VLLMEngine",
     "collect",
     "evaluate",
+    "in_step",
     "minibatches",
     "pack",
     "rollout_stats",

@@ -80,6 +80,10 @@ class Sampler:
         metrics = scores.metrics | rollout_stats(rollouts, self.group_size)
         return replace(rollouts, metrics=metrics)
 
+    def take_part(self) -> None:
+        """Without prompts, in what the other ranks sample: they may share an engine, or weights."""
+        self.engine.generate([], self.sampling, num_completions=self.group_size, seed=0)
+
 
 def collect(
     prompts: PromptBatch,
@@ -106,13 +110,16 @@ def collect(
     sampled = sampler(prompts, seed)
     refills = 0
     if dynamic_sampling is not None:
-        while refills < dynamic_sampling.max_refills:
+        for number in range(dynamic_sampling.max_refills):
             missing = len(prompts) - int(_has_signal(sampled, sampler.group_size).sum())
-            if missing == 0:
+            if not any(of_all_ranks(missing)):
                 break
+            if missing == 0:
+                sampler.take_part()
+                continue
             assert refill is not None
-            others = refill(missing, derive_seed(seed, refills, "refill"))
-            more = sampler(others, derive_seed(seed, refills, "rollout"))
+            others = refill(missing, derive_seed(seed, number, "refill"))
+            more = sampler(others, derive_seed(seed, number, "rollout"))
             sampled, refills = joined([sampled, more]), refills + 1
     advantages = _advantages(advantage, sampled.rewards.view(-1, sampler.group_size))
     metrics = dict(sampled.metrics)
@@ -189,6 +196,9 @@ def evaluate(prompts: PromptBatch, *, sampler: Sampler, seed: int) -> list[dict[
         P * G rows of `row`, `source`, `prompt`, `completion`, `answer` (what it counts for in a
         vote, or None), `reward`, `length` (tokens) and `truncated`.
     """
+    if len(prompts) == 0:  # this rank's share of a last, small batch
+        sampler.take_part()
+        return []
     rollouts = sampler(prompts, seed)
     texts = sampler.decode([completion.token_ids for completion in rollouts.completions])
     sources = prompts.columns.get("source", [None] * len(prompts))

@@ -48,7 +48,8 @@ class Engine(Protocol):
         """`num_completions` completions for each prompt, in the order of the prompts.
 
         Args:
-            prompt_ids: P lists of token ids.
+            prompt_ids: P lists of token ids. May be none: ranks that share an engine, or weights,
+                all call this as often.
             sampling: how to draw.
             num_completions: G; 1 when the temperature is 0.
             seed: everything random derives from it; the global random state is left alone.

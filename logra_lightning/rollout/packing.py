@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from logra_lightning.ranks import of_all_ranks
 from logra_lightning.types import Microbatch, Rollouts
 
 
@@ -69,6 +70,26 @@ def pack(
             old_logprobs=_tokens_if_any(rollouts.old_logprobs, chosen, device),
             reference_logprobs=_tokens_if_any(rollouts.reference_logprobs, chosen, device),
         )
+
+
+def in_step(microbatches: Iterable[Microbatch], device: torch.device) -> Iterator[Microbatch]:
+    """The microbatches of this rank, and empty ones where another rank has more.
+
+    Every rank must call it. An empty one has two tokens, none of which is trained.
+    """
+    own = list(microbatches)
+    none = torch.zeros(0, dtype=torch.float32, device=device)
+    tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    empty = Microbatch(
+        input_ids=tokens,
+        completion_mask=torch.zeros_like(tokens, dtype=torch.bool),
+        rollout_logprobs=none,
+        advantages=none,
+        temperature=1.0,
+        token_weights=none,
+        num_completion_tokens=0,
+    )
+    return iter(own + [empty] * (max(of_all_ranks(len(own))) - len(own)))
 
 
 def minibatches(rollouts: Rollouts, group_size: int, count: int, *, seed: int) -> list[Rollouts]:

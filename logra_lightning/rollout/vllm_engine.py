@@ -22,6 +22,7 @@ from logra_lightning.rollout.process_state import (
 from logra_lightning.rollout.vllm_launch import check_engine_args, launch
 from logra_lightning.rollout.vllm_worker import decode, encode
 from logra_lightning.rollout.weights import Block, PolicyWeight, checksum
+from logra_lightning.sharding import is_sharded, whole
 from logra_lightning.sketch import Factors
 from logra_lightning.sketch.projection import canonical_name
 from logra_lightning.types import Completion, SamplingParams
@@ -125,7 +126,7 @@ class VLLMEngine:
             VLLMEngine._running = self
         self.max_model_len = self._llm.llm_engine.model_config.max_model_len
         self._check_policy(policy)
-        weights = (PolicyWeight(name, p.data) for name, p in _named_parameters(policy))
+        weights = (PolicyWeight(name, whole(p)) for name, p in _named_parameters(policy))
         self.load(weights, version=0)
 
     def _choose_dtype(self, policy: Any) -> torch.dtype:
@@ -329,10 +330,8 @@ class VLLMEngine:
                     f"{name!r} is {parameter.dtype} in the policy and {self.weight_dtype} in the "
                     f"engine; set model.engine.init_args.dtype=auto or weight_sync.mode=factors"
                 )
-            if type(parameter.data) is not Tensor:
-                return (
-                    f"{name!r} is a {type(parameter.data).__name__}, of which each rank has a part"
-                )
+            if is_sharded(parameter):
+                return f"each rank has a part of {name!r}; use weight_sync.mode=factors"
         views = self._call("views")[0]
         missing = [name for name, _ in _named_parameters(policy) if name not in views]
         if missing:

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
+from logra_lightning.sharding import local
+
 
 @dataclass(frozen=True)
 class AdamWOptions:
@@ -33,12 +35,16 @@ class AdamWOptions:
 
 
 def adamw_state(param: Parameter) -> dict[str, Tensor]:
-    """Moments in fp32, a counter, and an fp32 `master` where the weight is not fp32."""
+    """Moments in fp32, a counter, and an fp32 `master` where the weight is not fp32.
+
+    Of a sharded weight, of the rows that are held.
+    """
+    held = local(param)
     state = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
     for name in ("exp_avg", "exp_avg_sq"):
-        state[name] = torch.zeros_like(param, dtype=torch.float32, requires_grad=False)
-    if param.dtype != torch.float32:
-        state["master"] = param.detach().to(torch.float32)
+        state[name] = torch.zeros_like(held, dtype=torch.float32)
+    if held.dtype != torch.float32:
+        state["master"] = held.to(torch.float32)
     return state
 
 
@@ -55,10 +61,11 @@ def adamw_step_(
     """
     params = [p for p in group["params"] if p.grad is not None]
     own = [states[p] for p in params]
-    masters = [s.get("master", p.detach()) for p, s in zip(params, own, strict=True)]
+    held = [local(p) for p in params]
+    masters = [s.get("master", p) for p, s in zip(held, own, strict=True)]
     adamw(
         masters,
-        [p.grad.to(torch.float32) * clip for p in params],
+        [local(p.grad).to(torch.float32) * clip for p in params],
         [s["exp_avg"] for s in own],
         [s["exp_avg_sq"] for s in own],
         [],
@@ -71,6 +78,6 @@ def adamw_step_(
         eps=group["eps"],
         maximize=False,
     )
-    for param, master in zip(params, masters, strict=True):
-        if master.dtype != param.dtype:
-            param.copy_(master)
+    for weight, master in zip(held, masters, strict=True):
+        if master.dtype != weight.dtype:
+            weight.copy_(master)

@@ -17,6 +17,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 
+from logra_lightning.sharding import whole
 from logra_lightning.sketch.bank import Sketch
 from logra_lightning.sketch.master import join
 
@@ -107,34 +108,51 @@ def float32_weights(
         model: whose forward passes.
         residual: of a weight, from `RowAdam.residual`.
     """
-    handles = []
-    widened: list[tuple[nn.Module, dict[str, Tensor]]] = []
-    for module in model.modules():
-        if any(p.dtype != torch.float32 for p in module.parameters(recurse=False)):
-            saved: dict[str, Tensor] = {}
-            widened.append((module, saved))
-
-            def widen(module: nn.Module, _: Any, saved: dict[str, Tensor] = saved) -> None:
-                for name, parameter in module.named_parameters(recurse=False):
-                    saved[name], low = parameter.data, residual(parameter)
-                    wide = saved[name].to(torch.float32) if low is None else join(saved[name], low)
-                    parameter.data = wide
-
-            def restore(module: nn.Module, *_: Any, saved: dict[str, Tensor] = saved) -> None:
-                _restore(module, saved)
-
-            handles.append(module.register_forward_pre_hook(widen))
-            handles.append(module.register_forward_hook(restore))
+    widened = [
+        _Widened(module, residual)
+        for module in model.modules()
+        if any(p.dtype != torch.float32 for p in module.parameters(recurse=False))
+    ]
     try:
         yield
     finally:
-        for handle in handles:
+        for one in widened:
+            one.remove()
+
+
+class _Widened:
+    """Hooks that give a module fp32 parameters of its own while it runs."""
+
+    def __init__(self, module: nn.Module, residual: Callable[[Tensor], Tensor | None]) -> None:
+        # Looked up now: sharded weights are other tensors while their module runs.
+        self._low = {
+            name: (parameter, low)
+            for name, parameter in module.named_parameters(recurse=False)
+            if (low := residual(parameter)) is not None
+        }
+        self._saved: list[tuple[nn.Parameter, Tensor]] = []
+        # Inside the hooks of FSDP: after its gathering, before its freeing.
+        self._handles = [
+            module.register_forward_pre_hook(self._widen),
+            module.register_forward_hook(self._restore, prepend=True),
+        ]
+
+    def _widen(self, module: nn.Module, _: Any) -> None:
+        for name, parameter in module.named_parameters(recurse=False):
+            data = parameter.data
+            self._saved.append((parameter, data))
+            if name in self._low:
+                parameter.data = join(data, whole(*self._low[name]))
+            else:
+                parameter.data = data.to(torch.float32)
+
+    def _restore(self, *_: Any) -> None:
+        while self._saved:
+            parameter, data = self._saved.pop()
+            parameter.data = data
+
+    def remove(self) -> None:
+        """Also where an error, or Ctrl-C, ended a forward pass."""
+        for handle in self._handles:
             handle.remove()
-        for module, saved in widened:  # where an error, or Ctrl-C, ended a forward pass
-            _restore(module, saved)
-
-
-def _restore(module: nn.Module, saved: dict[str, Tensor]) -> None:
-    for name, parameter in module.named_parameters(recurse=False):
-        if name in saved:
-            parameter.data = saved.pop(name)
+        self._restore()

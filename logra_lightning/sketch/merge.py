@@ -54,6 +54,8 @@ def merge_(
             f"{'without' if residual is None else 'with'} a residual"
         )
     whole = shape or (weight.shape[0], weight.shape[1])
+    if weight.numel() == 0:  # a shard without rows
+        return
     with full_precision(weight.device):
         left = direction.to(torch.float32) * entries.shape[0] ** -0.5
         for columns, across, width in _tiles(origin[1], weight.shape[1], whole[1]):

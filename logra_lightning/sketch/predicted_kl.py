@@ -20,6 +20,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 
+from logra_lightning.sharding import squared_norms
 from logra_lightning.sketch.inject import Change, injected_tangents, injected_update
 
 
@@ -32,7 +33,7 @@ class KLProbe:
         forwards: each runs the model on some of the tokens and returns the final hidden states
             [T, H] at the positions that predict them.
         logits: [n, H] hidden states to [n, V] logits, divided by the temperature.
-        prepared: what must hold while the model runs, such as plain attention.
+        prepared: what must hold while the model runs and `logits` is used, such as plain attention.
         mismatch: mean of rollout logprobs minus logprobs over the step's tokens, in nats, or None.
     """
 
@@ -93,12 +94,13 @@ def difference_step(changes: Sequence[Change]) -> float:
     Smaller ones drown in rounding: norms and softmax are computed in fp32 whatever the model's
     dtype. The norm of `D A` is estimated by that of D.
     """
-    update = weights = 0.0
-    for change in changes:
-        weight = change.sketch.module.weight
-        norm = torch.linalg.vector_norm(change.direction.to(torch.float32)).item()
-        update += norm**2 * weight.shape[1] * change.sketch.scale**2
-        weights += torch.linalg.vector_norm(weight.to(torch.float32)).item() ** 2
+    update = sum(
+        square * change.sketch.module.in_features * change.sketch.scale**2
+        for change, square in zip(
+            changes, squared_norms([c.direction for c in changes]), strict=True
+        )
+    )
+    weights = sum(squared_norms([change.sketch.module.weight for change in changes]))
     return 1e-3 * (weights / update) ** 0.5 if update > 0 and weights > 0 else 1.0
 
 

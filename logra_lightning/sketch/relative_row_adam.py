@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
+from logra_lightning.sharding import squared_norms
 from logra_lightning.sketch.adamw import AdamWOptions
 from logra_lightning.sketch.bank import Sketch, SketchBank
-from logra_lightning.sketch.row_adam import RowAdam
+from logra_lightning.sketch.row_adam import NamedParameters, RowAdam
 
 
 class RelativeRowAdam(RowAdam):
@@ -43,7 +42,7 @@ class RelativeRowAdam(RowAdam):
 
     def __init__(
         self,
-        params: Iterable[Parameter],
+        params: NamedParameters,
         sketches: SketchBank,
         adamw: AdamWOptions | None = None,
         max_grad_norm: float | None = None,
@@ -70,7 +69,7 @@ class RelativeRowAdam(RowAdam):
         self, squares: dict[str, Tensor], roots: dict[str, Tensor], clip: float
     ) -> dict[str, Tensor]:
         group = self.param_groups[0]
-        scales, update, weights = {}, 0.0, 0.0
+        scales, update = {}, 0.0
         for sketch in self.sketches:
             square, root = squares[sketch.name], roots[sketch.name]
             u = 1.0 / (root + group["eps"] * root.mean())
@@ -79,9 +78,7 @@ class RelativeRowAdam(RowAdam):
             scale = torch.where(square > 0, scale, 0.0)  # a zero sketch, or row, does not move
             scales[sketch.name] = scale
             update += (scale.square() * _row_update_squares(sketch)).sum().item()
-            weights += (
-                torch.linalg.vector_norm(sketch.module.weight, dtype=torch.float32).item() ** 2
-            )
+        weights = sum(squared_norms([sketch.module.weight for sketch in self.sketches]))
         factor = group["lr"] * math.sqrt(weights / update) if update > 0 else 0.0
         return {name: scale * factor for name, scale in scales.items()}
 

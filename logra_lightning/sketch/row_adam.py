@@ -17,11 +17,22 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from logra_lightning.sharding import (
+    held_rows,
+    is_sharded,
+    local,
+    on_rank_0,
+    squared_norms,
+    whole,
+)
 from logra_lightning.sketch.adamw import AdamWOptions, adamw_state, adamw_step_
 from logra_lightning.sketch.bank import Sketch, SketchBank
 from logra_lightning.sketch.factors import Factors
 from logra_lightning.sketch.merge import merge_
 from logra_lightning.sketch.precision import full_precision
+from logra_lightning.sketch.projection import canonical_name
+
+NamedParameters = Iterable[Parameter] | Iterable[tuple[str, Parameter]]
 
 _ROUNDING = 1e-5  # of the usual gradient
 
@@ -79,10 +90,14 @@ class RowAdam(torch.optim.Optimizer):
     a gradient are trained by AdamW in the same step. fp32 and bf16 weights are supported; bf16
     ones keep an exact fp32 master (`sketch.master`, or a copy for AdamW's).
 
+    Weights may be sharded (`logra_lightning.sharding`): each rank then updates its own rows, and
+    the sketches are those of all ranks.
+
     Source: LoGRA, arXiv 2610.06647.
 
     Args:
-        params: all parameters of the model. Those that are neither in the bank nor require a
+        params: all parameters of the model, best with their names (`model.named_parameters()`),
+            by which checkpoints hold their state. Those that are neither in the bank nor require a
             gradient are left alone.
         sketches: the bank, from the strategy.
         adamw: options for the weights that are not sketched.
@@ -101,6 +116,8 @@ class RowAdam(torch.optim.Optimizer):
         is_committing: whether some weights have been updated and others not yet.
         skipped_steps: so far.
         rejected_steps: so far.
+        overruled: hyper-parameters of a loaded checkpoint that differ from those of now, which
+            hold: name to both values.
 
     Raises:
         ValueError: a value out of range, or no parameter of the bank among `params`.
@@ -108,7 +125,7 @@ class RowAdam(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Parameter],
+        params: NamedParameters,
         sketches: SketchBank,
         adamw: AdamWOptions | None = None,
         max_grad_norm: float | None = None,
@@ -141,7 +158,9 @@ class RowAdam(torch.optim.Optimizer):
         self.last_step_scale = 0.0
         self.proposal: Proposal | None = None
         self.factors: Factors | None = None
-        sketched, dense = _partition(params, sketches)
+        self.overruled: dict[str, tuple[Any, Any]] = {}
+        self._names = _named(params, sketches)
+        sketched, dense = _partition(self._names, sketches)
         adamw = adamw or AdamWOptions()
         groups: list[dict[str, Any]] = [
             {"params": sketched, "lr": lr, "beta2": beta2, "weight_decay": weight_decay}
@@ -155,16 +174,17 @@ class RowAdam(torch.optim.Optimizer):
         self._make_state()
 
     def _make_state(self) -> None:
-        # At once and in fp32: bf16-true would make it bf16 later, and loading a checkpoint into an
-        # optimizer without state loses it under FSDP2. Counters stay on the CPU, so that reading
-        # one never waits for a GPU.
+        # At once and in fp32: bf16-true would make it bf16 later. Counters stay on the CPU, so that
+        # reading one never waits for a GPU. Row moments are of all rows on every rank: they are
+        # small, and directions are needed whole, by the probe and by the engine.
         for param in self.param_groups[0]["params"]:
+            held = local(param)
             state = {
                 "step": torch.zeros((), dtype=torch.float32, device="cpu"),
-                "row_moment": torch.zeros(param.shape[0], dtype=torch.float32, device=param.device),
+                "row_moment": torch.zeros(param.shape[0], dtype=torch.float32, device=held.device),
             }
             if param.dtype == torch.bfloat16:
-                state["residual"] = torch.zeros_like(param, dtype=torch.int16)
+                state["residual"] = torch.zeros_like(held, dtype=torch.int16)
             self.state[param] = state
         for group in self.param_groups[1:]:
             for param in group["params"]:
@@ -210,18 +230,14 @@ class RowAdam(torch.optim.Optimizer):
 
     def _grad_norm(self, squares: dict[str, Tensor]) -> tuple[float, str]:
         """Norm of the whole gradient, and which part of it is not finite."""
-        names = list(squares)
-        parts = [square.sum() for square in squares.values()]
-        for group in self.param_groups[1:]:
-            for i, param in enumerate(group["params"]):
-                if param.grad is not None:
-                    names.append(f"dense parameter {i} of shape {list(param.shape)}")
-                    parts.append(param.grad.to(torch.float64).square().sum())
-        totals = torch.stack([part.to(self.sketches.flat.device) for part in parts]).tolist()
+        dense = [p for g in self.param_groups[1:] for p in g["params"] if p.grad is not None]
+        names = [*squares, *(self._names[p] for p in dense)]
+        totals = torch.stack([square.sum() for square in squares.values()]).tolist()
+        totals += squared_norms([p.grad for p in dense])
         bad = [name for name, x in zip(names, totals, strict=True) if not math.isfinite(x)]
         if bad:
             return math.nan, (
-                f"the gradient is not finite in {len(bad)} of {len(parts)} weights, first in "
+                f"the gradient is not finite in {len(bad)} of {len(names)} weights, first in "
                 f"{bad[0]!r}"
             )
         return math.sqrt(sum(totals)), ""
@@ -303,7 +319,16 @@ class RowAdam(torch.optim.Optimizer):
             state = self.state[param]
             # Rounded before the merge, so that engines can do exactly the same with what they get.
             direction = proposal.rounded_direction(sketch, self.step_scale)
-            merge_(param, direction, sketch.entries, decay=decay, residual=state.get("residual"))
+            rows = held_rows(param)
+            merge_(
+                local(param),
+                direction[rows],
+                sketch.entries,
+                decay=decay,
+                residual=state.get("residual"),
+                origin=(rows.start, 0),
+                shape=(param.shape[0], param.shape[1]),
+            )
             state["row_moment"].copy_(proposal.row_moments[sketch.name])
             state["step"] += 1
             directions[sketch.name] = direction
@@ -320,13 +345,27 @@ class RowAdam(torch.optim.Optimizer):
         return {sketch.module.weight: sketch.name for sketch in self.sketches}
 
     def residual(self, weight: Tensor) -> Tensor | None:
-        """[d, k] int16, what a sketched bf16 weight lacks of its fp32 master; None for fp32."""
+        """[held, k] int16, what a sketched bf16 weight lacks of its fp32 master; None for fp32."""
         return self.state.get(weight, {}).get("residual")
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch has it, with what the row moments depend on and counts of steps."""
-        counts = [self.skipped_steps, self.rejected_steps, self._skipped_in_a_row]
-        return super().state_dict() | {"sketch": self._settings(), "counts": counts}
+        """All state by the names of parameters; of sharded weights all rows, on rank 0 alone.
+
+        Every rank must call it. The names and shapes are the same whatever the number of ranks, so
+        any strategy can load it.
+        """
+        return {
+            "state": {
+                self._names[param]: {key: _saved(param, value) for key, value in state.items()}
+                for param, state in self.state.items()
+            },
+            "param_groups": [
+                group | {"params": [self._names[param] for param in group["params"]]}
+                for group in self.param_groups
+            ],
+            "sketch": self._settings(),
+            "counts": [self.skipped_steps, self.rejected_steps, self._skipped_in_a_row],
+        }
 
     def _settings(self) -> dict[str, Any]:
         bank = self.sketches
@@ -342,10 +381,13 @@ class RowAdam(torch.optim.Optimizer):
         return any("residual" in self.state[param] for param in self.param_groups[0]["params"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As saved, dtypes included: the base class would cast moments to the weights' dtype.
+        """State as saved, dtypes included; of a sharded weight the rows that are held.
+
+        Hyper-parameters stay as they are now; a learning rate keeps what a scheduler has made of
+        it so far.
 
         Raises:
-            ValueError: the checkpoint is of another optimizer or of other sketches.
+            ValueError: the checkpoint is of another optimizer, other sketches or other weights.
         """
         saved, own = state_dict.get("sketch"), self._settings()
         if saved != own:
@@ -353,16 +395,39 @@ class RowAdam(torch.optim.Optimizer):
                 f"the checkpoint's optimizer was made with {saved or 'no sketches'}, this one with "
                 f"{own}: resume with the same strategy, optimizer and precision"
             )
-        own_keys = ("sketch", "counts")
-        super().load_state_dict({k: v for k, v in state_dict.items() if k not in own_keys})
+        states = state_dict["state"]
+        self._check_names(states)
+        for param, state in self.state.items():
+            rows = held_rows(param)
+            for key, value in states[self._names[param]].items():
+                held = value[rows] if value.shape == param.shape else value
+                state[key] = held.detach().to(state[key].device, copy=True)
+        for group, other in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            self._go_on_with(group, other)
         self.skipped_steps, self.rejected_steps, self._skipped_in_a_row = state_dict["counts"]
         self.proposal = None
-        params = [p for group in self.param_groups for p in group["params"]]
-        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-        for param, i in zip(params, ids, strict=True):
-            for key, value in state_dict["state"].get(i, {}).items():
-                device = "cpu" if key == "step" else param.device
-                self.state[param][key] = value.detach().clone().to(device)
+
+    def _check_names(self, states: dict[str, Any]) -> None:
+        own = {self._names[param] for param in self.state}
+        if lacking := sorted(own - set(states)):
+            raise ValueError(
+                f"the checkpoint has no optimizer state of {len(lacking)} weights that train now, "
+                f"first {lacking[0]!r}: resume with the same model, targets and model.train_others"
+            )
+        if more := sorted(set(states) - own):
+            raise ValueError(
+                f"the checkpoint has optimizer state of {len(more)} weights that do not train now, "
+                f"first {more[0]!r}: resume with the same model, targets and model.train_others"
+            )
+
+    def _go_on_with(self, group: dict[str, Any], saved: dict[str, Any]) -> None:
+        first, first_saved = (g.get("initial_lr", g["lr"]) for g in (group, saved))
+        group["lr"] = saved["lr"] * (1.0 if first == first_saved else first / first_saved)
+        names = {"initial_lr": first_saved, **saved} | {"lr": first_saved}
+        for name, value in names.items():
+            now = first if name in ("lr", "initial_lr") else group.get(name, value)
+            if name not in ("params", "initial_lr") and now != value:
+                self.overruled[name] = (value, now)
 
 
 def row_adam_of(optimizers: Iterable[torch.optim.Optimizer]) -> RowAdam | None:
@@ -370,20 +435,38 @@ def row_adam_of(optimizers: Iterable[torch.optim.Optimizer]) -> RowAdam | None:
     return next((o for o in optimizers if isinstance(o, RowAdam)), None)
 
 
+def _named(params: NamedParameters, sketches: SketchBank) -> dict[Tensor, str]:
+    """Each parameter to its name; one that came without is called by its sketch, or numbered."""
+    sketched = {sketch.module.weight: f"{sketch.name}.weight" for sketch in sketches}
+    names: dict[Tensor, str] = {}
+    for i, item in enumerate(params):
+        if isinstance(item, Parameter):
+            names[item] = sketched.get(item, f"parameter {i}")
+        else:
+            name, param = item
+            names[param] = canonical_name(name)
+    return names
+
+
 def _partition(
-    params: Iterable[Parameter], sketches: SketchBank
+    names: dict[Tensor, str], sketches: SketchBank
 ) -> tuple[list[Tensor], list[Parameter]]:
     """The bank's weights, in its order, and the others that require a gradient."""
-    params = list(params)
-    sketched = [sketch.module.weight for sketch in sketches]
-    given, in_bank = {id(p) for p in params}, {id(p) for p in sketched}
-    missing = [s.name for s in sketches if id(s.module.weight) not in given]
+    sketched = {sketch.module.weight: sketch.name for sketch in sketches}
+    missing = [name for weight, name in sketched.items() if weight not in names]
     if missing:
         raise ValueError(
             f"{len(missing)} sketched weights are not among params, first {missing[0]!r}: pass "
             f"all parameters of the model"
         )
-    return sketched, [p for p in params if p.requires_grad and id(p) not in in_bank]
+    return list(sketched), [p for p in names if p.requires_grad and p not in sketched]  # type: ignore[misc]
+
+
+def _saved(param: Tensor, value: Tensor) -> Tensor:
+    """What a checkpoint holds of a value of the state: all rows of what is sharded."""
+    if not is_sharded(param) or value.dim() < param.dim():
+        return value
+    return on_rank_0(whole(param, value))
 
 
 def _row_squares(sketch: Sketch) -> Tensor:

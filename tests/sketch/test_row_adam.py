@@ -295,12 +295,13 @@ def test_clipping_scales_the_gradient_of_all_weights(pair: Pair) -> None:
 def test_dense_weights_of_the_same_shape_all_count(pair: Pair) -> None:
     bank, _ = setup(pair)
     twins = [nn.Parameter(torch.zeros(3)) for _ in range(2)]
-    optimizer = RowAdam([*pair.parameters(), *twins], bank)
+    named = [*pair.named_parameters(), ("one", twins[0]), ("two", twins[1])]
+    optimizer = RowAdam(named, bank)
     twins[0].grad, twins[1].grad = torch.tensor([3.0, 0, 0]), torch.tensor([0, 4.0, 0])
     assert optimizer.propose().grad_norm == pytest.approx(5.0)
     optimizer.proposal = None
     twins[0].grad[1] = math.nan
-    assert "1 of 4 weights, first in 'dense parameter 1 of" in optimizer.propose().problem
+    assert "1 of 4 weights, first in 'one'" in optimizer.propose().problem
 
 
 def test_dense_weights_are_trained_by_adamw_in_the_same_step(pair: Pair) -> None:

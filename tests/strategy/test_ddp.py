@@ -28,7 +28,7 @@ from pathlib import Path
 import torch, torch.distributed as dist
 from tests.ranks_run import build, run
 from tests.runs import weights
-from tests.test_ddp import CASES
+from tests.strategy.test_ddp import CASES
 
 if __name__ == "__main__":
     rank = int(os.environ["RANK"])

@@ -1,0 +1,27 @@
+"""Strategies that own the sketches: which weights, which rank, when sums become a step.
+
+Importing this registers them with Lightning, so that `strategy: sketch_ddp` works.
+"""
+
+from lightning.pytorch.strategies import StrategyRegistry
+
+from logra_lightning.strategy.ddp import SketchDDPStrategy
+from logra_lightning.strategy.fsdp import SketchFSDPStrategy
+from logra_lightning.strategy.mixin import SketchMixin, check_trainer_options
+from logra_lightning.strategy.single import SketchStrategy
+
+for _strategy, _description in (
+    (SketchStrategy, "gradient sketches, one device"),
+    (SketchDDPStrategy, "gradient sketches, the whole model on each of several devices"),
+    (SketchFSDPStrategy, "gradient sketches, a part of the weights on each of several devices"),
+):
+    if _strategy.strategy_name not in StrategyRegistry:
+        StrategyRegistry.register(_strategy.strategy_name, _strategy, description=_description)
+
+__all__ = [
+    "SketchDDPStrategy",
+    "SketchFSDPStrategy",
+    "SketchMixin",
+    "SketchStrategy",
+    "check_trainer_options",
+]

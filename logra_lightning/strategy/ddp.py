@@ -1,0 +1,53 @@
+"""`SketchDDPStrategy`: gradient sketches on several devices, each with the whole model."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from lightning.pytorch.strategies import DDPStrategy
+from torch.optim import Optimizer
+
+from logra_lightning.ranks import copy_from_rank_0_, sum_over_ranks_
+from logra_lightning.strategy.dense_gradients import sum_dense_gradients_
+from logra_lightning.strategy.mixin import SketchMixin
+
+
+class SketchDDPStrategy(SketchMixin, DDPStrategy):
+    """Gradient sketches on several devices, each with the whole model: `strategy: sketch_ddp`.
+
+    The module is not wrapped in `DistributedDataParallel`. Sketches and the few dense gradients are
+    added up once per step, so ranks may have different numbers of microbatches, and a module must
+    divide its loss by what the whole step has, over all ranks.
+
+    Args:
+        process_group_backend: `nccl` on CUDA and `gloo` on CPUs when left out.
+        timeout_s: seconds after which a rank gives up on the others.
+        options: those of `SketchMixin`, and what the Trainer gives.
+    """
+
+    strategy_name = "sketch_ddp"
+
+    def __init__(
+        self,
+        process_group_backend: str | None = None,
+        timeout_s: float = 1800.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            process_group_backend=process_group_backend,
+            timeout=timedelta(seconds=timeout_s),
+            **options,
+        )
+
+    def configure_ddp(self) -> None:
+        """Start from the weights and buffers of rank 0, as wrapping the module would."""
+        module = self._module
+        copy_from_rank_0_([p.data for p in module.parameters()] + list(module.buffers()))
+
+    def sum_gradients(self, optimizer: Optimizer) -> None:
+        """Add up sketches and dense gradients over all ranks, in fp32."""
+        assert self.sketches is not None
+        sum_over_ranks_(self.sketches.flat)
+        dense = [p for group in optimizer.param_groups[1:] for p in group["params"]]
+        sum_dense_gradients_(dense, self.root_device)

@@ -1,0 +1,179 @@
+"""`SketchFSDPStrategy`: gradient sketches on several devices, each with a part of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.optim import Optimizer
+
+from logra_lightning.ranks import copy_from_rank_0_, sum_over_ranks_
+from logra_lightning.sharding import held_rows, is_sharded, local, on_rank_0, parts_of, whole
+from logra_lightning.strategy.dense_gradients import sum_dense_gradients_
+from logra_lightning.strategy.mixin import SketchMixin
+
+
+class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
+    """Gradient sketches on several devices that share out the weights (FSDP2): `sketch_fsdp`.
+
+    Weights, residuals and the moments of dense weights are cut by rows over all ranks; each layer
+    is gathered while it runs. Sketches are added up once per step, so that every rank has the whole
+    direction, which its engine needs too; each merges it into its own rows. Gradients of dense
+    weights are reduced by FSDP at every microbatch.
+
+    The models of `transformers` in the module are sharded layer by layer, embeddings and head in
+    groups of their own (in one where they are tied). A module that calls `fully_shard` itself, in
+    `configure_model`, is left as it is.
+
+    Ranks make forward passes together, so each must make as many as the others; `PolicyModule` sees
+    to it. Checkpoints are those of the other strategies: one file that rank 0 writes.
+
+    Args:
+        process_group_backend: `nccl` on CUDA and `gloo` on CPUs when left out.
+        timeout_s: seconds after which a rank gives up on the others.
+        options: those of `SketchMixin`.
+    """
+
+    strategy_name = "sketch_fsdp"
+    shards_weights = True
+
+    def __init__(
+        self,
+        process_group_backend: str | None = None,
+        timeout_s: float = 1800.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            data_parallel_size="auto",
+            tensor_parallel_size="auto",
+            save_distributed_checkpoint=False,
+            process_group_backend=process_group_backend,
+            timeout=timedelta(seconds=timeout_s),
+            **options,
+        )
+
+    def setup_environment(self) -> None:
+        # Lightning's "auto" means tensor parallelism within a node.
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        self._tensor_parallel_size = 1
+        super().setup_environment()
+
+    def model_to_device(self) -> None:
+        """Shard the weights, then move what is left; after every cast and before the optimizer."""
+        module = self._module
+        if self._is_fitting:
+            self.freeze_targets()  # FSDP asks once which weights get a gradient
+        if not parts_of(module):
+            shard_(module, self.device_mesh["data_parallel"])
+        super().model_to_device()
+        rest = [p.data for p in module.parameters() if not is_sharded(p)]
+        copy_from_rank_0_(rest + list(module.buffers()))
+
+    def sum_gradients(self, optimizer: Optimizer) -> None:
+        """Add up sketches, and dense gradients of what is not sharded, over all ranks."""
+        assert self.sketches is not None
+        for part in parts_of(self._module):
+            part.reshard()  # what a pass without a backward left gathered would soon be old
+        sum_over_ranks_(self.sketches.flat)
+        dense = [p for group in optimizer.param_groups[1:] for p in group["params"]]
+        sum_dense_gradients_([p for p in dense if not is_sharded(p)], self.root_device)
+
+    # Checkpoints: as if nothing were sharded.
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """All rows of all weights on rank 0; every rank must call it."""
+        return {
+            name: on_rank_0(whole(value)) if is_sharded(value) else value
+            for name, value in self._module.state_dict().items()
+        }
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Each rank takes its own rows."""
+        saved, own = checkpoint["state_dict"], self._module.state_dict()
+        if strict and saved.keys() != own.keys():
+            raise ValueError(
+                f"the checkpoint is of another model: it lacks {_some(own, saved)} and has "
+                f"{_some(saved, own)} beyond it"
+            )
+        for name in own.keys() & saved.keys():
+            value = own[name]
+            if value.shape != saved[name].shape:
+                raise ValueError(
+                    f"the checkpoint is of another model: {name!r} has shape "
+                    f"{list(saved[name].shape)} there and {list(value.shape)} here"
+                )
+            rows = saved[name][held_rows(value)] if is_sharded(value) else saved[name]
+            local(value).copy_(rows)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return Strategy.optimizer_state(self, optimizer)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
+
+    def load_checkpoint(
+        self, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
+
+
+def shard_(module: LightningModule, mesh: DeviceMesh) -> None:
+    """Shard the `transformers` models in a module, layer by layer.
+
+    Raises:
+        ValueError: there is none, or one that does not say what its layers are.
+    """
+    models = list(_models(module))
+    if not models:
+        raise ValueError(
+            f"sketch_fsdp found no transformers model in {type(module).__name__}: call "
+            f"torch.distributed.fsdp.fully_shard in its configure_model"
+        )
+    for model in models:
+        names = set(model._no_split_modules or ())
+        layers = [m for m in model.modules() if type(m).__name__ in names]
+        if not layers:
+            raise ValueError(
+                f"{type(model).__name__} does not say what its layers are (_no_split_modules), so "
+                f"sketch_fsdp cannot shard it: call torch.distributed.fsdp.fully_shard in "
+                f"configure_model"
+            )
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        is_tied = head is not None and head.weight is embedding.weight
+        ends = [[embedding, head]] if is_tied else [[embedding], *([[head]] if head else [])]
+        tops = [[model.base_model], *([[model]] if model.base_model is not model else [])]
+        for group in [*([layer] for layer in layers), *ends, *tops]:
+            # Also the outermost: what it kept after a pass without a backward would grow old.
+            fully_shard(
+                group if len(group) > 1 else group[0], mesh=mesh, reshard_after_forward=True
+            )
+        for part in parts_of(model):
+            part.set_gradient_divide_factor(1.0)  # a sum: losses divide by the whole step's tokens
+        # Otherwise the first module that runs would take itself for the outermost.
+        model._get_fsdp_state()._lazy_init()
+
+
+def _models(module: nn.Module) -> Iterator[Any]:
+    """The outermost `transformers` models."""
+    for child in module.children():
+        if hasattr(child, "_no_split_modules"):
+            yield child
+        else:
+            yield from _models(child)
+
+
+def _some(names: Mapping[str, Any], without: Mapping[str, Any]) -> str:
+    found = sorted(names.keys() - without.keys())
+    return ", ".join(map(repr, found[:3])) + (" ..." if len(found) > 3 else "") or "nothing"
