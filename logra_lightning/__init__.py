@@ -22,7 +22,7 @@ from logra_lightning.module import PolicyModule
 from logra_lightning.rewards import Reward
 from logra_lightning.rollout import TorchEngine, VLLMEngine
 from logra_lightning.sketch import AdamWOptions, RelativeRowAdam, RowAdam
-from logra_lightning.strategy import SketchDDPStrategy, SketchStrategy
+from logra_lightning.strategy import SketchDDPStrategy, SketchFSDPStrategy, SketchStrategy
 from logra_lightning.types import PromptBatch, SamplingParams
 
 __version__ = "0.1.0"
@@ -46,6 +46,7 @@ __all__ = [
     "SamplingParams",
     "SketchAccumulation",
     "SketchDDPStrategy",
+    "SketchFSDPStrategy",
     "SketchStrategy",
     "TorchEngine",
     "VLLMEngine",

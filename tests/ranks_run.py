@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from logra_lightning import (
     AdamWOptions,
@@ -17,12 +19,20 @@ from logra_lightning import (
     SamplingParams,
     SketchAccumulation,
     SketchDDPStrategy,
+    SketchFSDPStrategy,
     SketchStrategy,
 )
 from logra_lightning.seeding import derive_seed
 from logra_lightning.types import Completion
+from tests.conftest import TINY_POLICY
 from tests.quiet_engine import QuietEngine
 from tests.runs import data, policy, trainer
+
+STRATEGIES = {
+    "sketch": SketchStrategy,
+    "sketch_ddp": SketchDDPStrategy,
+    "sketch_fsdp": SketchFSDPStrategy,
+}
 
 
 class Scripted(QuietEngine):
@@ -57,6 +67,28 @@ def many_tokens(completion_ids: list[int]) -> float:
     return float(sum(completion_ids) % 7)
 
 
+def uneven_policy(folder: Path) -> str:
+    """A policy whose rows do not share out evenly, with a head of its own."""
+    config = LlamaConfig.from_pretrained(TINY_POLICY)
+    config.hidden_size, config.head_dim, config.intermediate_size = 48, 12, 81
+    config.tie_word_embeddings = False
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(TINY_POLICY).save_pretrained(folder)
+    return str(folder)
+
+
+class FirstSketches(Callback):
+    """Keeps the first step's sums of all ranks."""
+
+    flat: torch.Tensor | None = None
+
+    def on_before_optimizer_step(self, trainer: Any, *_: Any) -> None:
+        if self.flat is None:
+            self.flat = trainer.strategy.sketches.flat.clone()
+
+
 def build(**options: Any) -> PolicyModule:
     defaults: dict[str, Any] = {
         "rewards": [Reward(many_tokens)],
@@ -71,10 +103,13 @@ def build(**options: Any) -> PolicyModule:
 
 def run(folder: Path, ranks: int, module: PolicyModule, steps: int = 3, **options: Any) -> Any:
     """Train `module` and return the trainer."""
-    strategy = SketchDDPStrategy(rank=32) if ranks > 1 else SketchStrategy(rank=32)
-    ckpt_path = options.pop("ckpt_path", None)
+    strategy = options.pop("strategy", "sketch_ddp" if ranks > 1 else "sketch")
+    if strategy in STRATEGIES:
+        strategy = STRATEGIES[strategy](rank=32)
+    ckpt_path, more = options.pop("ckpt_path", None), options.pop("more", [])
     budget = KLBudget(1e-3, 1e-4, 6, max_scale=100, probe_rollouts=10_000, bf16_every=0)
-    defaults: dict[str, Any] = {"callbacks": [SketchAccumulation(), budget], "devices": ranks}
-    made = trainer(folder, steps, **({"strategy": strategy} | defaults | options))
+    callbacks = [SketchAccumulation(), budget, *more]
+    defaults: dict[str, Any] = {"callbacks": callbacks, "devices": ranks}
+    made = trainer(folder, steps, strategy=strategy, **(defaults | options))
     made.fit(module, datamodule=data(folder), ckpt_path=ckpt_path)
     return made

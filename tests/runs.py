@@ -21,6 +21,7 @@ from logra_lightning import (
     SketchStrategy,
     TorchEngine,
 )
+from logra_lightning.sharding import whole
 from tests.conftest import ROOT, TINY_POLICY, write_sums
 
 
@@ -69,7 +70,8 @@ def trainer(tmp_path: Path, steps: int = 2, **options: Any) -> Trainer:
 
 
 def weights(module: PolicyModule) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in module.state_dict().items()}
+    """All rows of all weights; where they are sharded, every rank must call it."""
+    return {name: whole(value).clone() for name, value in module.state_dict().items()}
 
 
 def fit(tmp_path: Path, module: PolicyModule, **options: Any) -> Trainer:

@@ -160,7 +160,11 @@ def shard_(module: LightningModule, mesh: DeviceMesh) -> None:
                 group if len(group) > 1 else group[0], mesh=mesh, reshard_after_forward=True
             )
         for part in parts_of(model):
-            part.set_gradient_divide_factor(1.0)  # a sum: losses divide by the whole step's tokens
+            # A sum: losses divide by the tokens of the whole step. Plain, since gloo has no other.
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+        if not is_tied:
+            embedding.set_unshard_in_backward(False)  # its gradient needs no weight
         # Otherwise the first module that runs would take itself for the outermost.
         model._get_fsdp_state()._lazy_init()
 
