@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -11,6 +12,30 @@ from torch.nn import Parameter
 from torch.optim import AdamW
 
 from logra_lightning.sketch import AdamWOptions
+from logra_lightning.sketch.hyperparameters import go_on_with
+
+
+class DenseAdamW(AdamW):
+    """torch's AdamW, whose hyper-parameters stay those of now when it loads a checkpoint.
+
+    Attributes:
+        overruled: as in `RowAdam`.
+    """
+
+    overruled: dict[str, tuple[object, object]]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """State as saved; hyper-parameters as they are now."""
+        own = [group.copy() for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        self.overruled = {}
+        for group, before, saved in zip(
+            self.param_groups, own, state_dict["param_groups"], strict=True
+        ):
+            params = group["params"]
+            changed = go_on_with(before, saved)
+            group.update(before, params=params)
+            self.overruled |= {f"model.adamw {name}": v for name, v in changed.items()}
 
 
 def dense_adamw(params: Sequence[Parameter], options: AdamWOptions, strategy: str) -> AdamW:
@@ -24,7 +49,7 @@ def dense_adamw(params: Sequence[Parameter], options: AdamWOptions, strategy: st
             "AdamW updates bf16 weights here, where small updates vanish in rounding: use "
             "trainer.precision=bf16-mixed, or a sketching strategy, which keeps exact masters"
         )
-    return AdamW(
+    return DenseAdamW(
         params,
         lr=options.lr,
         betas=options.betas,

@@ -112,6 +112,16 @@ class PolicyLifecycle(LightningModule):
         tolerance = 1e-4 if self.policy.dtype == torch.float32 else 2e-2
         check_head(self.policy, tolerance=tolerance)
 
+    def on_train_start(self) -> None:
+        """Let the command line win over the hyper-parameters in a checkpoint, and say so."""
+        for optimizer in self.trainer.optimizers:
+            for name, (then, now) in getattr(optimizer, "overruled", {}).items():
+                rank_zero_info(f"{name} is {now} now; the checkpoint had {then}.")
+        for config in self.trainer.lr_scheduler_configs:
+            if hasattr(config.scheduler, "base_lrs"):
+                groups = config.scheduler.optimizer.param_groups
+                config.scheduler.base_lrs = [group["initial_lr"] for group in groups]
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Let a batch that was interrupted be made again; the loader has given it out already."""
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current

@@ -624,3 +624,37 @@ def test_lr_scheduler_advances_once_per_step(tmp_path: Path) -> None:
     )
     run = fit(tmp_path, module, steps=3)
     assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-6 / 8)
+
+
+def halving(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+
+
+@pytest.mark.parametrize("strategy", ["sketch", "auto"])
+@pytest.mark.parametrize("scheduler", [None, halving])
+def test_on_resume_the_learning_rates_of_now_hold_and_their_schedule_goes_on(
+    tmp_path: Path, strategy: str, scheduler: Any, capsys: pytest.CaptureFixture
+) -> None:
+    def steps(stop: int, lr: float, ckpt_path: Path | None = None) -> Trainer:
+        module = policy(
+            train_others=True,
+            optimizer=lambda *args: RowAdam(*args, lr=lr),
+            adamw=AdamWOptions(lr=lr, weight_decay=lr),
+            lr_scheduler=scheduler,
+        )
+        options = {} if strategy == "sketch" else {"strategy": "auto"}
+        run = trainer(tmp_path, stop, **options)
+        run.fit(module, datamodule=data(tmp_path), ckpt_path=ckpt_path)
+        return run
+
+    steps(2, 1e-3).save_checkpoint(tmp_path / "half.ckpt")
+    again = steps(3, 1e-3, tmp_path / "half.ckpt")
+    assert not again.optimizers[0].overruled
+    other = steps(3, 4e-3, tmp_path / "half.ckpt")
+    scale = 0.5**3 if scheduler else 1.0
+    for group in other.optimizers[0].param_groups:
+        assert group["lr"] == pytest.approx(4e-3 * scale)
+    for group in again.optimizers[0].param_groups:
+        assert group["lr"] == pytest.approx(1e-3 * scale)
+    assert other.optimizers[0].overruled["model.adamw lr"] == (1e-3, 4e-3)
+    assert other.optimizers[0].param_groups[-1]["weight_decay"] == 4e-3

@@ -28,6 +28,7 @@ from logra_lightning.sharding import (
 from logra_lightning.sketch.adamw import AdamWOptions, adamw_state, adamw_step_
 from logra_lightning.sketch.bank import Sketch, SketchBank
 from logra_lightning.sketch.factors import Factors
+from logra_lightning.sketch.hyperparameters import go_on_with
 from logra_lightning.sketch.merge import merge_
 from logra_lightning.sketch.precision import full_precision
 from logra_lightning.sketch.projection import canonical_name
@@ -158,7 +159,7 @@ class RowAdam(torch.optim.Optimizer):
         self.last_step_scale = 0.0
         self.proposal: Proposal | None = None
         self.factors: Factors | None = None
-        self.overruled: dict[str, tuple[Any, Any]] = {}
+        self.overruled: dict[str, tuple[object, object]] = {}
         self._names = _named(params, sketches)
         sketched, dense = _partition(self._names, sketches)
         adamw = adamw or AdamWOptions()
@@ -402,8 +403,12 @@ class RowAdam(torch.optim.Optimizer):
             for key, value in states[self._names[param]].items():
                 held = value[rows] if value.shape == param.shape else value
                 state[key] = held.detach().to(state[key].device, copy=True)
-        for group, other in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            self._go_on_with(group, other)
+        labels = ("model.optimizer", "model.adamw")
+        for label, group, other in zip(
+            labels, self.param_groups, state_dict["param_groups"], strict=False
+        ):
+            changed = go_on_with(group, other)
+            self.overruled |= {f"{label} {name}": values for name, values in changed.items()}
         self.skipped_steps, self.rejected_steps, self._skipped_in_a_row = state_dict["counts"]
         self.proposal = None
 
@@ -419,15 +424,6 @@ class RowAdam(torch.optim.Optimizer):
                 f"the checkpoint has optimizer state of {len(more)} weights that do not train now, "
                 f"first {more[0]!r}: resume with the same model, targets and model.train_others"
             )
-
-    def _go_on_with(self, group: dict[str, Any], saved: dict[str, Any]) -> None:
-        first, first_saved = (g.get("initial_lr", g["lr"]) for g in (group, saved))
-        group["lr"] = saved["lr"] * (1.0 if first == first_saved else first / first_saved)
-        names = {"initial_lr": first_saved, **saved} | {"lr": first_saved}
-        for name, value in names.items():
-            now = first if name in ("lr", "initial_lr") else group.get(name, value)
-            if name not in ("params", "initial_lr") and now != value:
-                self.overruled[name] = (value, now)
 
 
 def row_adam_of(optimizers: Iterable[torch.optim.Optimizer]) -> RowAdam | None:

@@ -1,0 +1,122 @@
+"""A checkpoint of any strategy goes on under any other, with another number of ranks."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks_run import build, run, uneven_policy
+from tests.runs import run_ranks, weights
+
+pytestmark = [pytest.mark.dist, pytest.mark.usefixtures("private_datasets_cache")]
+
+PRECISIONS = ("32-true", "bf16-true")
+RANKS = {"sketch": 1, "sketch_ddp": 2, "sketch_fsdp": 2}
+PAIRS = list(permutations(RANKS, 2))
+
+SCRIPT = """
+import os
+from pathlib import Path
+from tests.strategy.test_resume import go_on, start, PAIRS, PRECISIONS, RANKS
+
+if __name__ == "__main__":
+    folder = Path({folder!r})
+    for precision in PRECISIONS:
+        for strategy in ("sketch_ddp", "sketch_fsdp"):
+            start(folder, strategy, precision)
+        for first, second in PAIRS:
+            if RANKS[second] == 2:
+                go_on(folder, first, second, precision)
+    print(f"rank {{os.environ['RANK']}} done")
+"""
+
+
+def fit(folder: Path, strategy: str, precision: str, steps: int, ckpt: Path | None = None) -> Any:
+    mine = folder / f"rank{torch.distributed.get_rank() if is_distributed() else 0}"
+    mine.mkdir(exist_ok=True)
+    module = build(model=str(folder / "uneven"))
+    module.engine.calls = steps - 3 if ckpt else 0  # type: ignore[attr-defined]
+    options: dict[str, Any] = {"precision": precision, "ckpt_path": ckpt}
+    made = run(mine, RANKS[strategy], module, steps=steps, strategy=strategy, **options)
+    return module, made
+
+
+def is_distributed() -> bool:
+    return torch.distributed.is_initialized()
+
+
+def start(folder: Path, strategy: str, precision: str) -> None:
+    """Three steps and a checkpoint."""
+    _, made = fit(folder, strategy, precision, 3)
+    made.save_checkpoint(folder / f"{strategy} {precision}.ckpt")
+
+
+def go_on(folder: Path, first: str, second: str, precision: str) -> None:
+    """Three more under another strategy; keeps what there is at the end."""
+    module, made = fit(folder, second, precision, 6, folder / f"{first} {precision}.ckpt")
+    found = weights(module), made.optimizers[0].state_dict(), made.global_step
+    if made.is_global_zero:
+        torch.save(found, folder / f"{first} {second} {precision}.pt")
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resumed")
+    uneven_policy(folder / "uneven")
+    for precision in PRECISIONS:
+        start(folder, "sketch", precision)
+    run_ranks(SCRIPT.format(folder=str(folder)), folder)
+    for precision in PRECISIONS:
+        for first, second in PAIRS:
+            if RANKS[second] == 1:
+                go_on(folder, first, second, precision)
+    return folder
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_six_steps_are_three_and_three_under_another_strategy(
+    resumed: Path, first: str, second: str, precision: str
+) -> None:
+    module, made = fit(resumed, "sketch", precision, 6)
+    expected = weights(module), made.optimizers[0].state_dict()
+    found = torch.load(resumed / f"{first} {second} {precision}.pt", weights_only=False)
+    assert found[2] == 6
+    close = {"32-true": (1e-4, 1e-5), "bf16-true": (2e-2, 2e-3)}[precision]
+    torch.testing.assert_close(found[0], expected[0], rtol=close[0], atol=close[1])
+    states, own = found[1]["state"], expected[1]["state"]
+    assert states.keys() == own.keys()
+    for name, state in own.items():
+        assert {k: (v.shape, v.dtype) for k, v in states[name].items()} == {
+            k: (v.shape, v.dtype) for k, v in state.items()
+        }
+        assert states[name]["step"] == state["step"] == 6
+        if "row_moment" in state:
+            torch.testing.assert_close(
+                states[name]["row_moment"],
+                state["row_moment"],
+                rtol={"32-true": 1e-3, "bf16-true": 0.2}[precision],
+                atol=1e-2 * state["row_moment"].abs().max().item(),
+            )
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_checkpoints_of_all_strategies_have_the_same_names_shapes_and_dtypes(
+    resumed: Path, precision: str
+) -> None:
+    def shape(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: shape(v) for key, v in value.items()}
+        return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else type(value)
+
+    kinds = []
+    for strategy in RANKS:
+        saved = torch.load(resumed / f"{strategy} {precision}.ckpt", weights_only=True)
+        optimizer = saved["optimizer_states"][0]
+        kinds.append((shape(saved["state_dict"]), shape(optimizer["state"])))
+        assert optimizer["sketch"]["rank"] == 32
+    assert kinds[0] == kinds[1] == kinds[2]
