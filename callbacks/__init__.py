@@ -8,6 +8,7 @@ if __name__ == "callbacks":
 from logra_lightning.callbacks.engine_check import EngineCheck
 from logra_lightning.callbacks.eval_table import EvalTable
 from logra_lightning.callbacks.kl_budget import KLBudget
+from logra_lightning.callbacks.preemption import Preemption
 from logra_lightning.callbacks.rollout_logger import RolloutLogger
 from logra_lightning.callbacks.run_summary import RunSummary
 from logra_lightning.callbacks.sketch_accumulation import SketchAccumulation
@@ -21,6 +22,7 @@ __all__ = [
     "EngineCheck",
     "EvalTable",
     "KLBudget",
+    "Preemption",
     "RolloutLogger",
     "RunSummary",
     "SketchAccumulation",

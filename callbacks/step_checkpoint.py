@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
+
+from logra_lightning.callbacks.preemption import PreemptedError
+from logra_lightning.checkpoint_io import AtomicCheckpointIO, CheckpointNotWrittenError
 
 
 class StepCheckpoint(ModelCheckpoint):
     """Saves at each validation, and always where training ends, as `last.ckpt`.
 
-    Lightning's own saves nothing of the steps after the last validation.
+    Lightning's own saves nothing of the steps after the last validation. `ckpt_path=last` finds the
+    newest one also where each run has a folder of its own, as loggers make them.
 
     Args:
         filename: of the others; `{step}` and metrics in braces are filled in.
         save_last: keep `last.ckpt`.
         save_on_exception: also save when the run is interrupted or fails, unless in the middle of
-            an update or because something is not finite.
+            an update, because something is not finite, or on one of several ranks.
         options: of `ModelCheckpoint`, for instance `monitor: eval/pass@1, mode: max`.
     """
 
@@ -33,19 +39,41 @@ class StepCheckpoint(ModelCheckpoint):
             filename=filename, save_last=save_last, save_on_exception=save_on_exception, **options
         )
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # of Lightning's strategies
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        half_done = any(getattr(o, "is_committing", False) for o in trainer.optimizers)
-        if half_done or isinstance(exception, FloatingPointError):
-            rank_zero_warn(
-                "no checkpoint is saved of this state, "
-                + ("in the middle of an update" if half_done else "which is not finite")
-                + ": the last one stays"
-            )
+        reason = _why_not_saved(trainer, exception)
+        if reason:
+            rank_zero_warn(f"no checkpoint is saved {reason}: the last one stays")
             return
         super().on_exception(trainer, pl_module, exception)
+
+    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
+        found = super()._find_last_checkpoints(trainer)
+        if found or self.dirpath is not None or not trainer.loggers:
+            return found
+        logger = trainer.loggers[0]
+        runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
+        return {str(path) for path in runs.glob(f"*/checkpoints/{self.CHECKPOINT_NAME_LAST}*.ckpt")}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.save_last and self._last_global_step_saved != trainer.global_step:
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+
+
+def _why_not_saved(trainer: Trainer, exception: BaseException) -> str:
+    """Why the state as it is now cannot be saved, or would not be worth it."""
+    if any(getattr(optimizer, "is_committing", False) for optimizer in trainer.optimizers):
+        return "of this state, in the middle of an update"
+    if isinstance(exception, FloatingPointError):
+        return "of this state, which is not finite"
+    if isinstance(exception, CheckpointNotWrittenError):
+        return "again"
+    if trainer.world_size > 1 and not isinstance(exception, PreemptedError):
+        return "by one rank without the others"
+    return ""

@@ -27,6 +27,7 @@ from logra_lightning.callbacks import (
     EngineCheck,
     EvalTable,
     KLBudget,
+    Preemption,
     RolloutLogger,
     RunSummary,
     SketchAccumulation,
@@ -40,6 +41,7 @@ from logra_lightning.module import PolicyModule
 
 # Attached in this order, each with a switch `enabled`.
 _CALLBACKS: dict[str, type[Callback]] = {
+    "preemption": Preemption,
     "sketch_accumulation": SketchAccumulation,
     "kl_budget": KLBudget,
     "weight_sync": WeightSync,
@@ -199,7 +201,7 @@ def main() -> None:
     """
     try:
         LograCLI()
-    except (ValueError, ImportError, RuntimeError, FloatingPointError) as error:
+    except (ValueError, ImportError, RuntimeError, FloatingPointError, OSError) as error:
         if os.environ.get("LOGRA_TRACEBACK") or not _is_ours(error):
             raise
         sys.exit(f"error: {error}")

@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 # A part may import those before it, and itself.
 ORDER = [
     ("seeding", "types", "ranks"),
-    ("sharding",),
+    ("sharding", "checkpoint_io"),
     ("sketch", "objective", "rewards", "metrics"),
     ("policy", "reference", "dense", "rollout", "strategy"),
     ("probe", "lifecycle", "checks"),

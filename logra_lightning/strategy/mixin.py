@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.optim import Optimizer
 
+from logra_lightning.checkpoint_io import AtomicCheckpointIO
 from logra_lightning.ranks import of_all_ranks
 from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, find_targets
 from logra_lightning.sketch.capture import SketchCapture
 from logra_lightning.sketch.row_adam import RowAdam
+from logra_lightning.strategy.parent_watch import exit_with_parent
 
 _SUPPORTED_PRECISION = ("32-true", "bf16-mixed", "bf16-true")
 
@@ -56,6 +59,8 @@ class SketchMixin(Strategy):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        if self._checkpoint_io is None:
+            self._checkpoint_io = AtomicCheckpointIO()
         if rank < 1:
             raise ValueError(f"sketch rank must be at least 1, got {rank}")
         self.rank = rank
@@ -79,6 +84,12 @@ class SketchMixin(Strategy):
                 f"sketches support trainer.precision {', '.join(_SUPPORTED_PRECISION)}, got "
                 f"{self.precision_plugin.precision}"
             )
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        environment = getattr(self, "cluster_environment", None)
+        if isinstance(environment, LightningEnvironment) and environment.global_rank() > 0:
+            exit_with_parent()  # where nobody else started the processes
 
     def freeze_targets(self) -> dict[str, nn.Linear]:
         """Leave the sketched weights without a gradient of their own, once; name to module."""

@@ -12,8 +12,11 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger
 
 from logra_lightning.callbacks import StepCheckpoint
+from logra_lightning.callbacks.preemption import PreemptedError
+from logra_lightning.checkpoint_io import AtomicCheckpointIO, CheckpointNotWrittenError
 
 
 @pytest.mark.parametrize(("steps", "validate_every"), [(5, 3), (6, 3), (2, 100)])
@@ -37,22 +40,52 @@ def test_last_checkpoint_is_of_the_last_step(
 
 
 @pytest.mark.parametrize(
-    ("error", "half_done", "saved"),
+    ("error", "half_done", "ranks", "saved"),
     [
-        (RuntimeError(), False, True),
-        (KeyboardInterrupt(), False, True),
-        (KeyboardInterrupt(), True, False),
-        (FloatingPointError(), False, False),
+        (RuntimeError(), False, 1, True),
+        (KeyboardInterrupt(), False, 1, True),
+        (KeyboardInterrupt(), True, 1, False),
+        (FloatingPointError(), False, 1, False),
+        (CheckpointNotWrittenError(), False, 1, False),
+        (RuntimeError(), False, 2, False),
+        (PreemptedError(), False, 2, True),
     ],
 )
 def test_a_broken_state_is_not_saved_over_the_last_good_one(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException, half_done: bool, saved: bool
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, half_done: bool, ranks: int, saved: bool
 ) -> None:
     calls = []
     monkeypatch.setattr(ModelCheckpoint, "on_exception", lambda *_: calls.append(1))
-    trainer: Any = SimpleNamespace(optimizers=[SimpleNamespace(is_committing=half_done)])
+    trainer: Any = SimpleNamespace(
+        optimizers=[SimpleNamespace(is_committing=half_done)], world_size=ranks
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         StepCheckpoint().on_exception(trainer, LightningModule(), error)
     assert bool(calls) == saved
     assert len(caught) == (not saved)
+
+
+def run(tmp_path: Path, steps: int, ckpt_path: str | None = None) -> Trainer:
+    trainer = Trainer(
+        accelerator="cpu",
+        callbacks=[StepCheckpoint(every_n_train_steps=1)],
+        max_steps=steps,
+        limit_val_batches=0,
+        logger=CSVLogger(tmp_path, "runs"),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(BoringModel(), ckpt_path=ckpt_path)
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed from:UserWarning")
+def test_last_is_found_where_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="there is no last checkpoint"):
+        run(tmp_path, 1, "last")
+    run(tmp_path, 3)
+    again = run(tmp_path, 5, "last")
+    assert Path(again.ckpt_path).parts[-3:] == ("version_1", "checkpoints", "last.ckpt")
+    assert again.global_step == 5
+    assert isinstance(again.strategy.checkpoint_io, AtomicCheckpointIO)

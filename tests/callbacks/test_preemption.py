@@ -1,0 +1,88 @@
+"""SIGTERM ends a run with a checkpoint and exit code 143; nothing of it is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults.fault_run import begin, children, finish, is_gone, wait_for
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("straight")
+    code, output = finish(begin(folder), 120)
+    assert code == 0, output
+    return folder
+
+
+def assert_same_end(folder: Path, straight: Path) -> None:
+    found, expected = (torch.load(f / "end.pt", weights_only=True) for f in (folder, straight))
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
+    torch.testing.assert_close(found[1]["state"], expected[1]["state"], rtol=0, atol=0)
+
+
+def test_one_process_stops_in_the_middle_of_a_batch_and_goes_on_as_if_it_never_had(
+    tmp_path: Path, straight: Path
+) -> None:
+    run = begin(tmp_path, "--pause=20")
+    wait_for(run, "batch 0")
+    time.sleep(1.5)  # to its pause before the backward pass
+    os.kill(run.pid, signal.SIGTERM)
+    start = time.monotonic()
+    code, output = finish(run)
+    assert code == 143, output
+    assert time.monotonic() - start < 15  # not the batch's pauses
+    assert "ends with exit code 143; go on with ckpt_path=last" in output
+    run = begin(tmp_path, "--pause=0.3")
+    wait_for(run, "batch 4")
+    os.kill(run.pid, signal.SIGTERM)
+    code, output = finish(run)
+    assert code == 143, output
+    code, output = finish(begin(tmp_path), 120)
+    assert code == 0, output
+    assert "batch 3" not in output  # was saved
+    assert_same_end(tmp_path, straight)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("sketch_ddp", marks=pytest.mark.slow), "sketch_fsdp"]
+)
+def test_ranks_agree_on_a_signal_that_one_of_them_got(tmp_path: Path, strategy: str) -> None:
+    options = [f"--strategy={strategy}", "--devices=2"]
+    run = begin(tmp_path / "a", *options, "--pause=0.2")
+    wait_for(run, "batch 1")
+    os.kill(run.pid, signal.SIGTERM)
+    code, output = finish(run)
+    assert code == 143, output
+    run = begin(tmp_path / "a", *options, "--pause=0.2")
+    wait_for(run, "batch 3")
+    (child,) = children(run.pid)
+    os.kill(child, signal.SIGTERM)
+    code, output = finish(run)
+    assert code == 143, output
+    for name in "ab":
+        code, output = finish(begin(tmp_path / name, *options), 120)
+        assert code == 0, output
+    assert_same_end(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("victim", ["first", "second"])
+def test_a_rank_that_dies_takes_the_other_with_it(tmp_path: Path, victim: str) -> None:
+    run = begin(tmp_path, "--strategy=sketch_ddp", "--devices=2", "--pause=0.5")
+    wait_for(run, "batch 1")
+    (child,) = children(run.pid)
+    os.kill(run.pid if victim == "first" else child, signal.SIGKILL)
+    assert is_gone(child, 30)
+    code, output = finish(run, 30)
+    assert code != 0, output
+    assert (tmp_path / "saved" / "last.ckpt").exists()

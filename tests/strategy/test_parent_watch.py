@@ -1,0 +1,34 @@
+"""A process that waits for nothing but its parent's end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.faults.fault_run import children, is_gone
+
+PARENT = """
+import subprocess, sys, time
+child = "import time; from logra_lightning.strategy.parent_watch import exit_with_parent; \\
+exit_with_parent(); print('watching', flush=True); time.sleep(60)"
+subprocess.run([sys.executable, "-c", child])
+"""
+
+
+@pytest.mark.faults
+def test_a_child_that_is_asleep_ends_with_its_parent() -> None:
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert "watching" in parent.stdout.readline()
+        (child,) = children(parent.pid)
+        time.sleep(1.5)
+        os.kill(child, 0)  # it lives as long as its parent
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+        assert is_gone(child, 10)
