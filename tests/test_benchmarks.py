@@ -84,3 +84,12 @@ def test_smollm2_vs_dense_reads_whole_runs_alone(tmp_path: Path) -> None:
     assert values["eval/pass@1"] == [0.0, 0.875]
     with pytest.raises(SystemExit, match="did not make 4 steps: remove it"):
         read(tmp_path, 4)
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+def test_kill_resume(tmp_path: Path) -> None:
+    table, figures = run("kill_resume.py", tmp_path / "x.json")
+    assert sum(row["kills"] for row in figures.values()) == 8
+    assert "8 kills in" in table
+    assert "0 lost, 0 mismatches" in table

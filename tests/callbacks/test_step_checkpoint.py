@@ -81,6 +81,7 @@ def run(tmp_path: Path, steps: int, ckpt_path: str | None = None) -> Trainer:
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed from:UserWarning")
+@pytest.mark.filterwarnings("ignore:You.re resuming from a checkpoint:UserWarning")
 def test_last_is_found_where_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="there is no last checkpoint"):
         run(tmp_path, 1, "last")
