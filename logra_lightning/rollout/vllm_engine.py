@@ -118,7 +118,7 @@ class VLLMEngine:
             "kv_cache_memory_bytes": self.kv_cache_memory_bytes,
         }
         self._llm, separate = launch(
-            policy.config, type(policy).__name__, options | self.engine_args
+            policy.config, type(policy).__name__.removeprefix("FSDP"), options | self.engine_args
         )
         self._core_in_process = not separate
         self._in_process = not separate and self.tensor_parallel_size == 1
