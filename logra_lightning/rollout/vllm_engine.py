@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from logra_lightning.ranks import num_ranks
 from logra_lightning.rollout.process_state import (
     default_group_kept,
     process_as_it_was,
     random_state_kept,
 )
+from logra_lightning.rollout.vllm_group import EngineGroup
 from logra_lightning.rollout.vllm_launch import check_engine_args, launch
 from logra_lightning.rollout.vllm_worker import decode, encode
 from logra_lightning.rollout.weights import Block, PolicyWeight, checksum
@@ -33,9 +35,10 @@ _MESSAGE_BYTES = 1 << 28  # of weights in one message
 class VLLMEngine:
     """A vLLM engine that lives with the trainer and is updated by `WeightSync`.
 
-    It runs in the trainer's process, unless VLLM_ENABLE_V1_MULTIPROCESSING=1 is set or
-    `tensor_parallel_size` is above 1; then weights travel as bytes. Sleep, tensor parallelism and
-    CUDA as a whole are written against vLLM's interface and have not run on a GPU.
+    It runs in the trainer's process, unless VLLM_ENABLE_V1_MULTIPROCESSING=1 is set or one rank
+    has a `tensor_parallel_size` above 1; then weights travel as bytes. Of several ranks each has an
+    engine, or that many of them share one. Sleep and CUDA as a whole are written against vLLM's
+    interface and have not run on a GPU.
 
     Args:
         dtype: of the engine's weights; `auto` takes the policy's. Under `bf16-mixed` the policy's
@@ -43,7 +46,7 @@ class VLLMEngine:
         gpu_memory_utilization: share of the GPU for weights and key-value cache; 0.3 when left out.
         kv_cache_memory_bytes: size of the key-value cache instead; 1 GiB on a CPU when left out.
         max_model_len: most tokens of prompt and completion; the model's context when left out.
-        tensor_parallel_size: GPUs per engine.
+        tensor_parallel_size: GPUs per engine; with several ranks, ranks that share one.
         enforce_eager: no compilation and no CUDA graphs; when left out, so on a CPU.
         sleep: what to give back while training: `none`, `kv` (the cache), or `weights` (cache and
             weights; then every sync sends all weights). Needs CUDA.
@@ -86,6 +89,7 @@ class VLLMEngine:
         self._shapes: dict[str, list[int]] = {}
         self._projections: dict[str, str] = {}
         self._cache_used = False
+        self._group: EngineGroup | None = None
         self._asleep: list[str] = []  # what to wake, in this order
         self._weights_lost = False
 
@@ -108,6 +112,8 @@ class VLLMEngine:
         self.weight_dtype = self._choose_dtype(policy)
         self._stop_token_ids = list(stop_token_ids)
         self._owns_process_group = not torch.distributed.is_initialized()
+        shares = self.tensor_parallel_size > 1 and num_ranks() > 1
+        self._group = EngineGroup(self.tensor_parallel_size) if shares else None
         options = {
             "dtype": str(self.weight_dtype).removeprefix("torch."),
             "max_model_len": self.max_model_len,
@@ -118,10 +124,14 @@ class VLLMEngine:
             "kv_cache_memory_bytes": self.kv_cache_memory_bytes,
         }
         self._llm, separate = launch(
-            policy.config, type(policy).__name__.removeprefix("FSDP"), options | self.engine_args
+            policy.config,
+            type(policy).__name__.removeprefix("FSDP"),
+            options | self.engine_args,
+            self._group,
         )
         self._core_in_process = not separate
-        self._in_process = not separate and self.tensor_parallel_size == 1
+        alone = self.tensor_parallel_size == 1 or self._group is not None
+        self._in_process = not separate and alone
         if self._core_in_process:
             VLLMEngine._running = self
         self.max_model_len = self._llm.llm_engine.model_config.max_model_len
@@ -203,6 +213,11 @@ class VLLMEngine:
                 "WeightSync callback"
             )
         self._check_lengths(prompt_ids, sampling.max_tokens)
+        mine = slice(None)
+        if self._group is not None:
+            prompt_ids, seed, mine = self._group.gather(prompt_ids, seed)
+        if not prompt_ids:
+            return []
         self._wake("weights", "kv_cache")
         params = VLLMSamplingParams(
             n=num_completions,
@@ -224,7 +239,7 @@ class VLLMEngine:
             # Not a seed per request, which vLLM cannot do on a CPU with chunked prefill.
             self._llm.collective_rpc("logra_seed", args=(seed % (1 << 63),))
             outputs = self._run(prompts, params)
-        return [[_completion(c) for c in output.outputs] for output in outputs]
+        return [[_completion(c) for c in output.outputs] for output in outputs[mine]]
 
     def _run(self, prompts: list[Any], params: Any) -> list[Any]:
         if self._in_process:
@@ -320,7 +335,7 @@ class VLLMEngine:
         self.refresh(version=self.policy_version or 0)
 
     def _why_not_shared(self, policy: nn.Module) -> str:
-        if not self._in_process:
+        if not self._in_process or self._group is not None:
             return "it runs in other processes; use weight_sync.mode=factors"
         if self.sleep_mode == "weights":
             return "sleep=weights would give them back; set sleep to none or kv"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from logra_lightning.rollout.process_state import process_as_it_was
+from logra_lightning.rollout.vllm_group import EngineGroup
 
 _CPU_WORKER = "logra_lightning.rollout.vllm_cpu_worker.PlainCPUWorker"
 _CPU_CACHE_BYTES = 1 << 30
@@ -47,13 +48,16 @@ def check_engine_args(engine_args: Mapping[str, Any]) -> None:
         )
 
 
-def launch(config: Any, architecture: str, options: dict[str, Any]) -> tuple[Any, bool]:
+def launch(
+    config: Any, architecture: str, options: dict[str, Any], group: EngineGroup | None = None
+) -> tuple[Any, bool]:
     """A running `vllm.LLM`, and whether its core is in another process.
 
     Args:
         config: of the policy, a `transformers` one.
         architecture: name of the policy's class.
         options: of `vllm.LLM`; None stands for a default.
+        group: ranks that share the engine, if they do.
 
     Raises:
         ImportError: vLLM is not installed.
@@ -61,6 +65,8 @@ def launch(config: Any, architecture: str, options: dict[str, Any]) -> tuple[Any
     """
     with process_as_it_was(), tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        if group is not None:
+            options = options | group.options()
         separate = os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0"
         config.architectures = [architecture]
         config.save_pretrained(folder)

@@ -78,7 +78,7 @@ def checksum(weight: Tensor, residual: Tensor | None = None) -> int:
         residual: the other half of its master.
     """
     total, position = 0, 0
-    piece = max(1, _PIECE // max(1, weight[0].numel()))
+    piece = max(1, _PIECE // max(1, weight.shape[1:].numel()))
     for row in range(0, weight.shape[0], piece):
         part = weight[row : row + piece]
         if residual is not None:
