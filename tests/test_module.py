@@ -552,7 +552,7 @@ def test_a_checkpoint_of_the_other_kind_of_run_is_refused(
         other.fit(policy(), datamodule=data(tmp_path), ckpt_path=tmp_path / "x.ckpt")
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed"])
 def test_resumed_equals_never_stopped_bit_for_bit(tmp_path: Path, precision: Any) -> None:
     def steps(stop: int, ckpt_path: Path | None = None) -> tuple[PolicyModule, Trainer]:
         module = policy(train_others=True, adamw=AdamWOptions(lr=1e-3))

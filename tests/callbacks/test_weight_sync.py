@@ -333,12 +333,15 @@ def test_weights_that_stop_being_shared_stop_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
-def test_a_resumed_vllm_run_equals_the_run_that_never_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_a_resumed_vllm_run_equals_the_run_that_never_stopped(
+    tmp_path: Path, precision: str
+) -> None:
     pytest.importorskip("vllm")
 
     def train(steps: int, name: str, ckpt_path: Path | None = None) -> dict[str, torch.Tensor]:
         module = policy(engine=vllm_engine())
-        options = saving(tmp_path / name) | {"precision": "bf16-true", "ckpt_path": ckpt_path}
+        options = saving(tmp_path / name) | {"precision": precision, "ckpt_path": ckpt_path}
         callbacks = [*options.pop("callbacks"), EngineCheck()]
         run(tmp_path, module, WeightSync(), steps, callbacks=callbacks, **options)
         return {name: p.detach().clone() for name, p in module.named_parameters()}

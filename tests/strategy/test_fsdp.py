@@ -67,7 +67,7 @@ if __name__ == "__main__":
         torch.save(found, folder / f"{{name}}_{{rank}}.pt")
     for precision in ("32-true", "bf16-true"):
         def fit(steps, **options):
-            module = build(engine=TorchEngine(), seed=3)
+            module = build(engine=TorchEngine())
             made = run(mine, 2, module, steps=steps, strategy="sketch_fsdp",
                        precision=precision, **options)
             return module, made
