@@ -17,7 +17,7 @@ ORDER = [
     ("sharding", "checkpoint_io"),
     ("sketch", "objective", "rewards", "metrics"),
     ("policy", "reference", "dense", "rollout", "strategy"),
-    ("probe", "lifecycle", "checks"),
+    ("probe", "lifecycle", "checks", "hf_folder"),
     ("data", "module"),
     ("callbacks",),
     ("cli",),
