@@ -25,6 +25,7 @@ from logra_lightning.policy import (
     freeze_,
     load_policy,
     load_tokenizer,
+    policy_source,
     stop_token_ids,
 )
 from logra_lightning.rollout import Engine, TorchEngine, VLLMEngine
@@ -82,6 +83,7 @@ class PolicyLifecycle(LightningModule):
         self.seed = seed
         self.policy: nn.Module | None = None
         self.tokenizer: Any = None
+        self._policy_source: dict[str, Any] = {}
         self._engine_started = False
         self._phase_s: dict[str, float] = {}
 
@@ -97,6 +99,7 @@ class PolicyLifecycle(LightningModule):
         if self.policy is None:
             self.tokenizer = load_tokenizer(self.model_path)
             self.policy = load_policy(self.model_path, **self.model_kwargs)
+            self._policy_source = policy_source(self.model_path, self.policy)
             if self.activation_checkpointing:
                 checkpoint_activations_(self.policy)
         targets = getattr(self.trainer.strategy, "targets", DEFAULT_TARGETS)
@@ -123,7 +126,9 @@ class PolicyLifecycle(LightningModule):
                 config.scheduler.base_lrs = [group["initial_lr"] for group in groups]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Let a batch that was interrupted be made again; the loader has given it out already."""
+        """Say what the policy was made from, for exports, and let a broken batch be made again."""
+        checkpoint["policy_source"] = self._policy_source
+        # The loader has given out a batch that was interrupted.
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
         if progress.ready > progress.processed:
             for state in checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", []):

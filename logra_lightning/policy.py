@@ -50,6 +50,26 @@ def load_policy(path: str, **kwargs: Any) -> nn.Module:
     return policy.train()
 
 
+def policy_source(path: str, policy: Any) -> dict[str, Any]:
+    """Plain data for checkpoints: what an export needs beside the weights, or where it is.
+
+    Args:
+        path: what the policy was loaded from.
+        policy: as it was loaded.
+
+    Returns:
+        `model` (as given), `folder` (in full; None for a hub name), and `config` and
+        `generation_config` in JSON.
+    """
+    folder = Path(path).expanduser()
+    return {
+        "model": path,
+        "folder": str(folder.resolve()) if folder.is_dir() else None,
+        "config": policy.config.to_json_string(),
+        "generation_config": policy.generation_config.to_json_string(),
+    }
+
+
 def checkpoint_activations_(policy: Any) -> None:
     """Keep only the inputs of each layer and compute the rest again in backward."""
     options = {"use_reentrant": False}  # the other kind gives no gradient below frozen embeddings
@@ -123,6 +143,7 @@ def _checked_path(path: str) -> str:
     looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
     if looks_local and "/" in path and not full.is_dir():
         raise ValueError(
-            f"there is no model folder {path!r}: set model.model to a folder or a hub name"
+            f"there is no model folder {path!r}: set model.model (of an export, --model) to a "
+            f"folder or a hub name"
         )
     return str(full) if path.startswith("~") else path

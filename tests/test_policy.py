@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from logra_lightning.policy import (
     context_length,
@@ -16,6 +17,7 @@ from logra_lightning.policy import (
     load_tokenizer,
     pad_token_id,
     plain_attention,
+    policy_source,
     stop_token_ids,
 )
 from logra_lightning.sketch import DEFAULT_TARGETS
@@ -62,6 +64,20 @@ def test_a_folder_that_is_not_there_is_named(path: str) -> None:
     for load in (load_policy, load_tokenizer):
         with pytest.raises(ValueError, match=f"there is no model folder '{path}'"):
             load(path)
+
+
+def test_a_source_is_plain_data_that_makes_the_config_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_llama(rms_norm_eps=1e-3).save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    policy = load_policy("./model")
+    source = policy_source("./model", policy)
+    assert (source["model"], source["folder"]) == ("./model", str(tmp_path / "model"))
+    again = LlamaConfig.from_dict(json.loads(source["config"]))
+    assert again.to_json_string() == policy.config.to_json_string()
+    assert again.rms_norm_eps == 1e-3
+    assert policy_source("owner/name", policy)["folder"] is None
 
 
 def test_casts_leave_tables_as_they_are(llama: LlamaForCausalLM) -> None:
