@@ -1,4 +1,4 @@
-"""`python -m logra_lightning fit|validate|test|predict --config FILE`."""
+"""`python -m logra_lightning fit|validate|test|predict --config FILE`, or `export`."""
 
 from logra_lightning.cli import main
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m logra_lightning fit|validate|test|predict --config FILE`.
+"""The command line: `python -m logra_lightning fit|validate|test|predict --config FILE`, `export`.
 
 Lightning's own CLI with our module, any data module, our callbacks as top-level groups that a
 user's `callbacks:` list cannot lose, and errors that name the nearest valid option.
@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import sys
 import traceback
 import warnings
@@ -37,7 +38,10 @@ from logra_lightning.callbacks import (
     ValidateAtEnds,
     WeightSync,
 )
+from logra_lightning.export import export_checkpoint
 from logra_lightning.module import PolicyModule
+
+_PROGRAM = "python -m logra_lightning"
 
 # Attached in this order, each with a switch `enabled`.
 _CALLBACKS: dict[str, type[Callback]] = {
@@ -119,8 +123,12 @@ class LograCLI(LightningCLI):
             seed_everything_default=0,
             parser_class=Parser,
             parser_kwargs={
-                "prog": "python -m logra_lightning",
-                "description": "RL post-training of language models with gradient sketches.",
+                "prog": _PROGRAM,
+                "description": (
+                    "RL post-training of language models with gradient sketches. Beside the "
+                    f"subcommands below, `{_PROGRAM} export` writes the policy of a checkpoint as "
+                    "a Hugging Face folder."
+                ),
             },
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
@@ -194,13 +202,29 @@ def _quiet_lightning() -> None:
         warnings.filterwarnings("ignore", message)
 
 
+def export(args: Sequence[str]) -> None:
+    """Run the subcommand `export`."""
+    parser = Parser(
+        prog=f"{_PROGRAM} export",
+        description="Write the policy of a checkpoint as a folder that transformers and vLLM open.",
+    )
+    parser.add_function_arguments(export_checkpoint, as_group=False)
+    written = export_checkpoint(**parser.parse_args(list(args)).as_dict())
+    print(f"exported: {written}")
+    print(f"open it:  AutoModelForCausalLM.from_pretrained({str(written.folder)!r})")
+    print(f"          vllm serve {shlex.quote(str(written.folder))}", flush=True)
+
+
 def main() -> None:
     """Run the command line.
 
     Mistakes that this package found are told in one line; LOGRA_TRACEBACK=1 shows where.
     """
     try:
-        LograCLI()
+        if sys.argv[1:2] == ["export"]:  # needs neither a configuration nor a trainer
+            export(sys.argv[2:])
+        else:
+            LograCLI()
     except (ValueError, ImportError, RuntimeError, FloatingPointError, OSError) as error:
         if os.environ.get("LOGRA_TRACEBACK") or not _is_ours(error):
             raise

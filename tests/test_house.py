@@ -18,6 +18,7 @@ ORDER = [
     ("sketch", "objective", "rewards", "metrics"),
     ("policy", "reference", "dense", "rollout", "strategy"),
     ("probe", "lifecycle", "checks", "hf_folder"),
+    ("export",),
     ("data", "module"),
     ("callbacks",),
     ("cli",),

@@ -8,12 +8,15 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import wraps
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from logra_lightning.cli import LograCLI
+from logra_lightning.cli import LograCLI, main
+from logra_lightning.export import export_checkpoint
+from logra_lightning.hf_folder import Written
 from tests.conftest import ROOT
 
 # What `make quickstart` runs, and on a machine without vLLM the next best.
@@ -142,7 +145,15 @@ def test_every_command_of_the_readme_parses(
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["logra_lightning", *shlex.split(command)])
-    if "--help" in command or "--print_config" in command:
+    if command.startswith("export"):
+
+        @wraps(export_checkpoint)
+        def parsed(**_: object) -> Written:
+            return Written(Path("hf"), 0, "float32")
+
+        monkeypatch.setattr("logra_lightning.cli.export_checkpoint", parsed)
+        main()
+    elif "--help" in command or "--print_config" in command:
         with pytest.raises(SystemExit) as stop:
             Parsed()
         assert stop.value.code == 0
