@@ -7,6 +7,7 @@ if __name__ == "callbacks":
 
 from logra_lightning.callbacks.engine_check import EngineCheck
 from logra_lightning.callbacks.eval_table import EvalTable
+from logra_lightning.callbacks.hf_export import HFExport
 from logra_lightning.callbacks.kl_budget import KLBudget
 from logra_lightning.callbacks.preemption import Preemption
 from logra_lightning.callbacks.rollout_logger import RolloutLogger
@@ -21,6 +22,7 @@ from logra_lightning.callbacks.weight_sync import WeightSync
 __all__ = [
     "EngineCheck",
     "EvalTable",
+    "HFExport",
     "KLBudget",
     "Preemption",
     "RolloutLogger",

@@ -1,0 +1,229 @@
+"""HFExport leaves the trained policy in a folder, also of shared-out weights, or says so early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from logra_lightning import SketchAccumulation
+from logra_lightning.callbacks import HFExport
+from logra_lightning.export import export_checkpoint
+from tests.conftest import TINY_POLICY, make_llama
+from tests.ranks_run import uneven_policy
+from tests.runs import fit, policy, run_ranks, trainer
+
+pytestmark = pytest.mark.usefixtures("private_datasets_cache")
+
+
+def exported(tmp_path: Path, module: Any, callback: HFExport, **options: Any) -> Any:
+    return fit(tmp_path, module, callbacks=[SketchAccumulation(), callback], **options)
+
+
+def assert_same_files(folder: Path, other: Path) -> None:
+    files = sorted(path.name for path in folder.iterdir())
+    assert files == sorted(path.name for path in other.iterdir())
+    assert "model.safetensors" in files
+    for name in files:
+        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_the_folder_is_that_of_the_exported_checkpoint(
+    tmp_path: Path, precision: str, dtype: Any
+) -> None:
+    module, callback = policy(), HFExport(str(tmp_path / "hf"), dtype)
+    run = exported(tmp_path, module, callback, precision=precision)
+    run.save_checkpoint(tmp_path / "run.ckpt")
+    export_checkpoint(str(tmp_path / "run.ckpt"), str(tmp_path / "other"), dtype=dtype)
+    assert_same_files(tmp_path / "hf", tmp_path / "other")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert loaded.dtype == (
+        torch.float32 if (precision, dtype) == ("32-true", "auto") else torch.bfloat16
+    )
+    for name, weight in module.policy.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight.to(loaded.dtype)), name
+
+
+def test_it_lies_in_the_log_folder_unless_named(tmp_path: Path) -> None:
+    callback = HFExport()
+    logger = CSVLogger(tmp_path, name="run")
+    exported(tmp_path, policy(), callback, logger=logger, steps=1)
+    folder = tmp_path / "run" / "version_0" / "hf"
+    assert (folder / "model.safetensors").is_file()
+    assert (
+        callback.summary() == f"Hugging Face folder: {folder} (1,191,936 bytes of weights, float32)"
+    )
+
+
+class Own(LightningModule):
+    """A user's module in automatic optimization."""
+
+    def __init__(self, policy: Any, tokenizer: Any) -> None:
+        super().__init__()
+        self.policy, self.tokenizer = policy.train(), tokenizer
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        tokens = torch.arange(3, 15)[None]
+        return self.policy(input_ids=tokens, labels=tokens).loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(RandomDataset(2, 4))
+
+
+def fit_own(tmp_path: Path, module: LightningModule, callback: HFExport, **options: Any) -> None:
+    defaults = {"strategy": "auto", "callbacks": [callback]}
+    trainer(tmp_path, 1, **(defaults | options)).fit(module)
+
+
+def test_a_module_of_ones_own_is_exported(tmp_path: Path) -> None:
+    llama = make_llama()
+    before = llama.lm_head.weight.clone()
+    fit_own(tmp_path, Own(llama, AutoTokenizer.from_pretrained(TINY_POLICY)), HFExport())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert torch.equal(loaded.lm_head.weight, llama.lm_head.weight)
+    assert not torch.equal(loaded.lm_head.weight, before)
+
+
+class Renamed(LlamaForCausalLM):
+    """A model with a weight that its config knows nothing of."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.value_head = nn.Linear(config.hidden_size, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            BoringModel(),
+            "HFExport needs BoringModel.policy to be a model of transformers, got None",
+        ),
+        (Own(nn.Linear(2, 2), None), "HFExport needs Own.policy to be .* got Linear"),
+        (Own(make_llama(), None), "HFExport needs Own.tokenizer to be .* got NoneType"),
+        (
+            Own(Renamed(make_llama().config), AutoTokenizer.from_pretrained(TINY_POLICY)),
+            "not those of a LlamaForCausalLM: unexpected 'value_head.bias' and 1 more",
+        ),
+    ],
+)
+def test_what_cannot_be_exported_is_told_before_training(
+    tmp_path: Path, module: LightningModule, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit_own(tmp_path, module, HFExport())
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    for name, message in (
+        ("mine", "HFExport: there is something in output_dir"),
+        ("mine/hf", "HFExport: output_dir '.*' cannot be written: Not a directory"),
+    ):
+        module = policy()
+        with pytest.raises(ValueError, match=message):
+            exported(tmp_path, module, HFExport(str(tmp_path / name)))
+        assert module.policy is None
+
+
+def test_a_dev_run_and_an_interrupted_one_write_nothing(tmp_path: Path) -> None:
+    class Failing(Own):
+        def training_step(self, *_: Any) -> Tensor:
+            raise FloatingPointError
+
+    tokenizer = AutoTokenizer.from_pretrained(TINY_POLICY)
+    fit_own(tmp_path, Own(make_llama(), tokenizer), HFExport(), fast_dev_run=True)
+    with pytest.raises(FloatingPointError):
+        fit_own(tmp_path, Failing(make_llama(), tokenizer), HFExport())
+    assert not list(tmp_path.glob("*hf*"))
+
+
+SCRIPT = """
+import os
+from pathlib import Path
+import torch
+from logra_lightning.callbacks import HFExport, hf_export
+from tests.ranks_run import build, run
+from tests.runs import weights
+
+if __name__ == "__main__":
+    rank = int(os.environ["RANK"])
+    folder = Path({folder!r})
+    mine = folder / f"rank{{rank}}"
+    mine.mkdir(exist_ok=True)
+
+    def fit(name, **options):
+        model = options.pop("model", None)
+        module = build(**({{"model": model}} if model else {{}}))
+        made = run(mine, 2, module, steps=2, more=[HFExport(str(folder / name))], **options)
+        return module, made
+
+    uneven = str(folder / "uneven")
+    for name, options in (
+        ("ddp", {{"strategy": "sketch_ddp"}}),
+        ("fsdp", {{"strategy": "sketch_fsdp"}}),
+        ("fsdp_uneven", {{"strategy": "sketch_fsdp", "model": uneven, "precision": "bf16-true"}}),
+    ):
+        module, made = fit(name, **options)
+        made.save_checkpoint(folder / f"{{name}}.ckpt")
+        found = weights(module)
+        if rank == 0:
+            torch.save(found, folder / f"{{name}}.pt")
+
+    # Both ranks stop, whichever of them sees the trouble.
+    try:
+        fit("ddp", strategy="sketch_fsdp")
+    except ValueError as error:
+        assert "there is something in output_dir" in str(error), error
+    else:
+        raise AssertionError("a folder with something in it was not noticed")
+
+    def fail(*args, **kwargs):
+        next(args[2])
+        raise OSError(28, "No space left on device")
+
+    if rank == 0:
+        hf_export.write_folder = fail
+    try:
+        fit("full", strategy="sketch_fsdp")
+    except RuntimeError as error:
+        assert "No space left on device" in str(error), error
+    else:
+        raise AssertionError("a full disk was not noticed")
+    print(f"rank {{rank}} done")
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    uneven_policy(folder / "uneven")
+    run_ranks(SCRIPT.format(folder=str(folder)), folder)
+    return folder
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "fsdp_uneven"])
+def test_two_ranks_export_the_whole_policy_both_ways(ranks: Path, name: str) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(ranks / name)
+    assert loaded.dtype == (torch.bfloat16 if name == "fsdp_uneven" else torch.float32)
+    trained = torch.load(ranks / f"{name}.pt")
+    assert {f"policy.{key}" for key in loaded.state_dict()} == trained.keys()
+    for key, weight in loaded.state_dict().items():
+        assert torch.equal(trained[f"policy.{key}"], weight), key
+    export_checkpoint(str(ranks / f"{name}.ckpt"), str(ranks / f"{name}_checkpoint"))
+    assert_same_files(ranks / name, ranks / f"{name}_checkpoint")
