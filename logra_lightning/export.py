@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from logra_lightning.checkpoint_io import read_checkpoint
 from logra_lightning.hf_folder import (
     MAX_SHARD_BYTES,
     DType,
@@ -73,10 +74,12 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"there is no checkpoint {str(path)!r}: set ckpt_path to one")
     try:
-        found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"ckpt_path {str(path)!r} cannot be read: {reason}") from error
+        found = read_checkpoint(path)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"ckpt_path {str(path)!r} holds more than tensors and plain data, and opening it could "
+            f"run code of others: save the module without objects in its hyper-parameters"
+        ) from error
     if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict):
         raise ValueError(f"ckpt_path {str(path)!r} is not a checkpoint of Lightning")
     return found

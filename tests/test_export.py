@@ -140,11 +140,11 @@ class Unsafe:
     [
         (None, "there is no checkpoint '.*a.ckpt': set ckpt_path to one"),
         ("folder", "is a folder: export reads checkpoints of one file"),
-        (b"", "cannot be read: "),
-        (b"not a checkpoint", "cannot be read: "),
+        (b"", "is not a whole checkpoint"),
+        (b"not a checkpoint", "is not a whole checkpoint"),
         ([1, 2], "is not a checkpoint of Lightning"),
         ({"state_dict": {"net.weight": torch.ones(2)}}, "has no policy: export reads those of"),
-        ({"state_dict": {}, "more": Unsafe()}, "cannot be read: Weights only load failed"),
+        ({"state_dict": {}, "more": Unsafe()}, "holds more than tensors and plain data"),
     ],
 )
 def test_what_is_no_checkpoint_of_a_policy_is_told(
