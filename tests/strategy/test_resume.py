@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
+from logra_lightning.export import export_checkpoint
 from tests.ranks_run import build, run, uneven_policy
 from tests.runs import run_ranks, weights
 
@@ -77,13 +79,26 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def straight(resumed: Path) -> dict[str, tuple[dict, dict]]:
+    """Six steps of one process."""
+    found = {}
+    for precision in PRECISIONS:
+        module, made = fit(resumed, "sketch", precision, 6)
+        found[precision] = weights(module), made.optimizers[0].state_dict()
+    return found
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_six_steps_are_three_and_three_under_another_strategy(
-    resumed: Path, first: str, second: str, precision: str
+    resumed: Path,
+    straight: dict[str, tuple[dict, dict]],
+    first: str,
+    second: str,
+    precision: str,
 ) -> None:
-    module, made = fit(resumed, "sketch", precision, 6)
-    expected = weights(module), made.optimizers[0].state_dict()
+    expected = straight[precision]
     found = torch.load(resumed / f"{first} {second} {precision}.pt", weights_only=False)
     assert found[2] == 6
     close = {"32-true": (1e-4, 1e-5), "bf16-true": (2e-2, 2e-3)}[precision]
@@ -102,6 +117,20 @@ def test_six_steps_are_three_and_three_under_another_strategy(
                 rtol={"32-true": 1e-3, "bf16-true": 0.2}[precision],
                 atol=1e-2 * state["row_moment"].abs().max().item(),
             )
+
+
+@pytest.mark.parametrize("strategy", RANKS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_checkpoint_of_any_strategy_is_exported(
+    resumed: Path, tmp_path: Path, strategy: str, precision: str
+) -> None:
+    path = resumed / f"{strategy} {precision}.ckpt"
+    export_checkpoint(str(path), str(tmp_path / "hf"))
+    opened = LlamaForCausalLM.from_pretrained(tmp_path / "hf", dtype="auto")
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    for name, value in opened.state_dict().items():
+        assert value.dtype == saved[f"policy.{name}"].dtype
+        assert torch.equal(value, saved[f"policy.{name}"]), name
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
