@@ -18,7 +18,7 @@ class StepCheckpoint(ModelCheckpoint):
     """Saves at each validation, and always where training ends, as `last.ckpt`.
 
     Lightning's own saves nothing of the steps after the last validation. `ckpt_path=last` finds the
-    newest one also where each run has a folder of its own, as loggers make them.
+    newest one, whatever it is called, also where a logger numbers the folders of runs.
 
     Args:
         filename: of the others; `{step}` and metrics in braces are filled in.
@@ -54,16 +54,28 @@ class StepCheckpoint(ModelCheckpoint):
         super().on_exception(trainer, pl_module, exception)
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
-        found = super()._find_last_checkpoints(trainer)
-        if found or self.dirpath is not None or not trainer.loggers:
-            return found
+        """All of the run: that of a step may be newer, if a kill came before `last.ckpt`."""
+        if "://" in str(self.dirpath or trainer.default_root_dir):
+            return super()._find_last_checkpoints(trainer)
+        if self.dirpath is not None:
+            return _checkpoints(Path(self.dirpath))
+        if not trainer.loggers:
+            return _checkpoints(Path(trainer.default_root_dir) / "checkpoints")
         logger = trainer.loggers[0]
         runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
-        return {str(path) for path in runs.glob(f"*/checkpoints/{self.CHECKPOINT_NAME_LAST}*.ckpt")}
+        version = logger.version
+        if isinstance(version, str):
+            return _checkpoints(runs / version / "checkpoints")
+        found = _checkpoints(runs / f"version_{version}" / "checkpoints")
+        return found or _checkpoints(runs, "version_*/checkpoints/*.ckpt")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.save_last and self._last_global_step_saved != trainer.global_step:
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+
+
+def _checkpoints(folder: Path, pattern: str = "*.ckpt") -> set[str]:
+    return {str(path) for path in folder.glob(pattern)}
 
 
 def _why_not_saved(trainer: Trainer, exception: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,13 +67,15 @@ def test_a_broken_state_is_not_saved_over_the_last_good_one(
     assert len(caught) == (not saved)
 
 
-def run(tmp_path: Path, steps: int, ckpt_path: str | None = None) -> Trainer:
+def run(
+    tmp_path: Path, steps: int, ckpt_path: str | None = None, version: str | None = None
+) -> Trainer:
     trainer = Trainer(
         accelerator="cpu",
         callbacks=[StepCheckpoint(every_n_train_steps=1)],
         max_steps=steps,
         limit_val_batches=0,
-        logger=CSVLogger(tmp_path, "runs"),
+        logger=CSVLogger(tmp_path, "runs", version),
         enable_progress_bar=False,
         enable_model_summary=False,
     )
@@ -90,3 +93,23 @@ def test_last_is_found_where_each_run_has_a_folder_of_its_own(tmp_path: Path) ->
     assert Path(again.ckpt_path).parts[-3:] == ("version_1", "checkpoints", "last.ckpt")
     assert again.global_step == 5
     assert isinstance(again.strategy.checkpoint_io, AtomicCheckpointIO)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed from:UserWarning")
+@pytest.mark.filterwarnings("ignore:You.re resuming from a checkpoint:UserWarning")
+def test_last_is_the_newest_one_when_a_kill_came_before_it_was_renewed(tmp_path: Path) -> None:
+    run(tmp_path, 2)
+    saved = tmp_path / "runs" / "version_0" / "checkpoints"
+    older = (saved / "last.ckpt").read_bytes()
+    (saved / "last.ckpt").unlink()
+    assert Path(run(tmp_path, 3, "last").ckpt_path).name == "step=2.ckpt"
+    (tmp_path / "runs" / "version_1" / "checkpoints" / "last.ckpt").write_bytes(older)
+    os.utime(tmp_path / "runs" / "version_1" / "checkpoints" / "last.ckpt", (1, 1))
+    assert Path(run(tmp_path, 4, "last").ckpt_path).name == "step=3.ckpt"
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_last_of_a_run_with_a_name_is_not_that_of_another(tmp_path: Path) -> None:
+    run(tmp_path, 2, version="one")
+    assert run(tmp_path, 1, "last", version="two").ckpt_path is None
+    assert run(tmp_path, 3, "last", version="one").global_step == 3
