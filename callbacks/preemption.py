@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -13,9 +14,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
+from logra_lightning.interruption import may_interrupt
 from logra_lightning.ranks import of_all_ranks
 
 _EXIT_CODE = 128 + signal.SIGTERM
+_TOGETHER_S = 2.0
 
 
 class PreemptedError(SystemExit):
@@ -28,7 +31,8 @@ class Preemption(Callback):
     One process stops at once, in the middle of sampling or of a backward pass too: a checkpoint of
     before the batch is saved, and the batch is made again on resume. In the update itself, and with
     several ranks, the batch is finished first, so give jobs a grace time of more than a batch; any
-    one rank may get the signal. A second SIGTERM ends the process as if this were not here.
+    one rank may get the signal. Another SIGTERM, seconds later, ends the process on the spot; some
+    launchers send a second one with the first.
 
     The checkpoint is saved by a `ModelCheckpoint` with `save_on_exception`, such as
     `StepCheckpoint`. SIGUSR1, by which Lightning requeues jobs on SLURM, is left alone.
@@ -36,6 +40,7 @@ class Preemption(Callback):
 
     def __init__(self) -> None:
         self._told = False
+        self._told_at = 0.0
         self._may_stop = False
         self._alone = True
         self._before: Any = None
@@ -49,26 +54,26 @@ class Preemption(Callback):
             self._before = signal.signal(signal.SIGTERM, self._handle)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self._told:
+        if not self._told:
+            self._told, self._told_at = True, time.monotonic()
+        elif time.monotonic() - self._told_at > _TOGETHER_S:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        self._told = True
-        if self._alone and self._may_stop:
-            self._may_stop = False
-            self._stop(_EXIT_CODE)
+        self._stop_in_batch()
 
-    def _stop(self, code: int) -> None:
-        rank_zero_info(
-            f"SIGTERM: the run saves a checkpoint and ends with exit code {_EXIT_CODE}; go on with "
-            f"ckpt_path=last."
-        )
-        raise PreemptedError(code)
+    def _stop_in_batch(self) -> None:
+        if self._told and self._alone and self._may_stop and may_interrupt():
+            self._may_stop = False
+            raise PreemptedError(_EXIT_CODE)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self._stop_if_told(trainer)
         self._may_stop = True
+
+    def on_before_backward(self, *_: Any) -> None:
+        self._stop_in_batch()
 
     def on_validation_batch_start(self, trainer: Trainer, *_: Any) -> None:
         if self._before is not None:
@@ -79,7 +84,7 @@ class Preemption(Callback):
             environment = getattr(trainer.strategy, "cluster_environment", None)
             # Lightning kills its first process when another ends with an error.
             subordinate = trainer.global_rank > 0 and isinstance(environment, LightningEnvironment)
-            self._stop(0 if subordinate else _EXIT_CODE)
+            raise PreemptedError(0 if subordinate else _EXIT_CODE)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
@@ -92,7 +97,16 @@ class Preemption(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        self._restore()
+        if not isinstance(exception, PreemptedError):
+            self._restore()
+            return
+        # Not in the handler, which may have come in the middle of writing to the same stream. Ours
+        # stays while the checkpoint is saved; then Lightning restores what was there before.
+        self._may_stop = False
+        rank_zero_info(
+            f"SIGTERM: the run saves a checkpoint and ends with exit code {_EXIT_CODE}; go on with "
+            f"ckpt_path=last."
+        )
 
     def _restore(self) -> None:
         self._may_stop = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -187,11 +188,13 @@ class PolicyModule(PolicyLifecycle):
         self._minibatch: Rollouts | None = None
         self._stats = BatchStats()
         self._told_truncated = False
+        self._advantage_before: dict[str, Any] | None = None
 
     # One batch, from prompts to optimizer steps.
 
     def training_step(self, prompts: PromptBatch, batch_idx: int) -> None:
         self._phase_s, self._stats = {}, BatchStats()
+        self._advantage_before = self._advantage_state()
         with self._phase("rollout"):
             self.rollouts = self.collect(prompts)
             self.engine.sleep()
@@ -209,6 +212,7 @@ class PolicyModule(PolicyLifecycle):
                         self.manual_backward(loss)  # capture hooks add to the sketches
             with self._phase("update"):
                 self.update()
+        self._advantage_before = None
         self._log_batch(self.rollouts)
 
     def collect(self, prompts: PromptBatch) -> Rollouts:
@@ -422,8 +426,14 @@ class PolicyModule(PolicyLifecycle):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        if hasattr(self.advantage, "state_dict"):
-            checkpoint["advantage"] = self.advantage.state_dict()
+        state = self._advantage_before or self._advantage_state()  # of before an interrupted batch
+        if state:
+            checkpoint["advantage"] = state
+
+    def _advantage_state(self) -> dict[str, Any] | None:
+        return (
+            deepcopy(self.advantage.state_dict()) if hasattr(self.advantage, "state_dict") else None
+        )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from logra_lightning.interruption import uninterrupted
 from logra_lightning.sharding import held_rows, is_sharded, local
 
 
@@ -42,19 +43,20 @@ class Reference:
         """
         params = {n: p for n, p in self._policy.named_parameters() if n in self._start}
         now: dict[str, Tensor] = {}
-        try:
-            for name, param in params.items():
-                start = self._start[name]
-                if is_sharded(param) and start.shape == param.shape and name not in self._held:
-                    start = start[held_rows(param)].clone()
-                self._held.add(name)
-                self._start[name] = start.to(param.device, param.dtype)
-                now[name] = _put(param, self._start[name])
-            with torch.no_grad():
-                yield
-        finally:
-            for name, value in now.items():
-                _put(params[name], value)
+        with uninterrupted():  # a run that ended here would save them as the policy
+            try:
+                for name, param in params.items():
+                    start = self._start[name]
+                    if is_sharded(param) and start.shape == param.shape and name not in self._held:
+                        start = start[held_rows(param)].clone()
+                    self._held.add(name)
+                    self._start[name] = start.to(param.device, param.dtype)
+                    now[name] = _put(param, self._start[name])
+                with torch.no_grad():
+                    yield
+            finally:
+                for name, value in now.items():
+                    _put(params[name], value)
 
 
 def _put(param: Parameter, value: Tensor) -> Tensor:

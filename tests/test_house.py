@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 
 # A part may import those before it, and itself.
 ORDER = [
-    ("seeding", "types", "ranks"),
+    ("seeding", "types", "ranks", "interruption"),
     ("sharding", "checkpoint_io"),
     ("sketch", "objective", "rewards", "metrics"),
     ("policy", "reference", "dense", "rollout", "strategy"),

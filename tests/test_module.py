@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -567,16 +568,19 @@ def test_resumed_equals_never_stopped_bit_for_bit(tmp_path: Path, precision: Any
     torch.testing.assert_close(weights(resumed), weights(straight), rtol=0, atol=0)
 
 
-def test_a_run_interrupted_in_a_batch_makes_that_batch_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("advantage", [None, RunningBaseline(0.3)])
+def test_a_run_interrupted_in_a_batch_makes_that_batch_again(
+    tmp_path: Path, advantage: RunningBaseline | None
+) -> None:
     class Interrupted(PolicyModule):
         def update(self) -> None:
             if self.global_step == 2:
                 raise RuntimeError("stop here")
             super().update()
 
-    straight = policy()
+    straight = policy(advantage=deepcopy(advantage))
     fit(tmp_path, straight, steps=5)
-    module = policy()
+    module = policy(advantage=deepcopy(advantage))
     module.__class__ = Interrupted
 
     def options() -> dict[str, Any]:
@@ -586,7 +590,7 @@ def test_a_run_interrupted_in_a_batch_makes_that_batch_again(tmp_path: Path) -> 
     with pytest.raises(RuntimeError, match="stop here"):
         fit(tmp_path, module, steps=5, **options())
     path = tmp_path / "saved" / "last.ckpt"
-    resumed = policy()
+    resumed = policy(advantage=deepcopy(advantage))
     trainer(tmp_path, 5, **options()).fit(resumed, datamodule=data(tmp_path), ckpt_path=path)
     torch.testing.assert_close(weights(resumed), weights(straight), rtol=0, atol=0)
 
