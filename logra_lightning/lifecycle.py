@@ -83,7 +83,6 @@ class PolicyLifecycle(LightningModule):
         self.seed = seed
         self.policy: nn.Module | None = None
         self.tokenizer: Any = None
-        self._policy_source: dict[str, Any] = {}
         self._engine_started = False
         self._phase_s: dict[str, float] = {}
 
@@ -99,7 +98,6 @@ class PolicyLifecycle(LightningModule):
         if self.policy is None:
             self.tokenizer = load_tokenizer(self.model_path)
             self.policy = load_policy(self.model_path, **self.model_kwargs)
-            self._policy_source = policy_source(self.model_path, self.policy)
             if self.activation_checkpointing:
                 checkpoint_activations_(self.policy)
         targets = getattr(self.trainer.strategy, "targets", DEFAULT_TARGETS)
@@ -127,7 +125,7 @@ class PolicyLifecycle(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what the policy was made from, for exports, and let a broken batch be made again."""
-        checkpoint["policy_source"] = self._policy_source
+        checkpoint["policy_source"] = policy_source(self.model_path, self.policy)
         # The loader has given out a batch that was interrupted.
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
         if progress.ready > progress.processed:

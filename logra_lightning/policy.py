@@ -54,8 +54,8 @@ def policy_source(path: str, policy: Any) -> dict[str, Any]:
     """Plain data for checkpoints: what an export needs beside the weights, or where it is.
 
     Args:
-        path: what the policy was loaded from.
-        policy: as it was loaded.
+        path: folder or hub name that the policy was loaded from.
+        policy: of `transformers`.
 
     Returns:
         `model` (as given), `folder` (in full; None for a hub name), and `config` and

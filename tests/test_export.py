@@ -85,6 +85,18 @@ def test_a_config_that_the_run_changed_is_the_one_that_is_written(tmp_path: Path
     assert torch.equal(logits(loaded), logits(module.policy))
 
 
+def test_a_policy_that_the_user_made_is_exported_as_well(tmp_path: Path) -> None:
+    module = policy()
+    module.tokenizer = AutoTokenizer.from_pretrained(TINY_POLICY)
+    made = AutoModelForCausalLM.from_pretrained(TINY_POLICY, rms_norm_eps=1e-3)
+    module.policy = made.train()
+    fit(tmp_path, module).save_checkpoint(tmp_path / "run.ckpt")
+    export_checkpoint(str(tmp_path / "run.ckpt"), str(tmp_path / "hf"))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert loaded.config.rms_norm_eps == 1e-3
+    assert torch.equal(logits(loaded), logits(module.policy))
+
+
 def test_dtype_rounds_what_was_trained_in_fp32(tmp_path: Path) -> None:
     module, checkpoint = trained(tmp_path, TINY_POLICY)
     export_checkpoint(checkpoint, str(tmp_path / "hf"), dtype="bfloat16")
