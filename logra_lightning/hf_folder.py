@@ -6,15 +6,16 @@ Weights come one at a time and go out in shards, of which one is in memory.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -105,6 +106,12 @@ class Written:
         return f"{self.folder} ({self.nbytes:,} bytes of weights, {self.dtype})"
 
 
+def check_dtype(dtype: str) -> None:
+    """Raise ValueError where it is none that weights can be written in."""
+    if dtype not in get_args(DType):
+        raise ValueError(f"dtype must be one of {', '.join(get_args(DType))}, got {dtype!r}")
+
+
 def check_output_dir(output_dir: str | Path) -> Path:
     """The folder in full, where one can be made.
 
@@ -115,6 +122,10 @@ def check_output_dir(output_dir: str | Path) -> Path:
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"there is something in output_dir {str(folder)!r}: name a new folder")
+        if os.path.ismount(folder):  # nothing can take its place
+            raise ValueError(
+                f"output_dir {str(folder)!r} is where a disk is mounted: name a folder in it"
+            )
         draft = _draft(folder)
         if draft.exists():  # of an export that was killed
             shutil.rmtree(draft)
@@ -151,9 +162,11 @@ def write_folder(
         max_shard_bytes: of a file, and so of what is in memory. A larger weight has its own file.
 
     Raises:
-        ValueError: `output_dir` cannot be written or is not empty.
+        ValueError: an unknown dtype, or `output_dir` cannot be written or is not empty.
+        OSError: the disk is full, and the like; nothing is left behind.
         RuntimeError: what was written is not what `transformers` will look for.
     """
+    check_dtype(dtype)
     folder = check_output_dir(output_dir)
     draft = _draft(folder)
     draft.mkdir()
@@ -176,6 +189,12 @@ def write_folder(
         if folder.exists():
             folder.rmdir()
         draft.rename(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        free = shutil.disk_usage(folder.parent).free
+        raise OSError(
+            f"{folder} could not be written: {error}; {free / 1e6:,.1f} MB are free there"
+        ) from error
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -237,10 +238,22 @@ def test_what_cannot_be_a_folder_is_told(tmp_path: Path, monkeypatch: pytest.Mon
             check_output_dir(tmp_path / name)
     with pytest.raises(ValueError, match="cannot be written: Not a directory"):
         check_output_dir(tmp_path / "file" / "hf")
+    (tmp_path / "disk").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.path.ismount", lambda path: Path(path).name == "disk")
+        with pytest.raises(ValueError, match="is where a disk is mounted: name a folder in it"):
+            check_output_dir(tmp_path / "disk")
+        assert check_output_dir(tmp_path / "disk" / "hf") == tmp_path / "disk" / "hf"
     monkeypatch.chdir(tmp_path)
     assert check_output_dir("new/hf") == tmp_path / "new" / "hf"
     assert files(tmp_path / "new") == []
     assert files(tmp_path / "full") == ["mine"]
+
+
+def test_an_unknown_dtype_is_told(tmp_path: Path, llama: LlamaForCausalLM) -> None:
+    with pytest.raises(ValueError, match="one of auto, float32, bfloat16, got 'fp16'"):
+        write(tmp_path / "hf", llama, dtype="fp16")
+    assert files(tmp_path) == []
 
 
 def test_an_empty_folder_is_filled(tmp_path: Path, llama: LlamaForCausalLM) -> None:
@@ -282,14 +295,22 @@ def test_a_killed_export_leaves_nothing_that_looks_whole(tmp_path: Path) -> None
     assert files(tmp_path) == ["hf"]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_failed_export_clears_up(
-    tmp_path: Path, llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
+def test_a_full_disk_is_told_and_cleared_up(tmp_path: Path, llama: LlamaForCausalLM) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # a file may not grow further
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"hf could not be written: .* MB are free there"):
+            write(tmp_path / "hf", llama)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert files(tmp_path) == []
 
-    monkeypatch.setattr("logra_lightning.hf_folder.save_file", fail)
-    with pytest.raises(type(error)):
-        write(tmp_path / "hf", llama)
+
+def test_an_interrupted_export_clears_up(tmp_path: Path, llama: LlamaForCausalLM) -> None:
+    def interrupted() -> Iterator[tuple[str, Tensor]]:
+        yield next(weights_of(llama, Layout(llama.config)))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "hf", llama, weights=interrupted())
     assert files(tmp_path) == []
