@@ -7,10 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from logra_lightning.hf_folder import DType, Layout, Written, check_output_dir, write_folder
+from logra_lightning.hf_folder import (
+    DType,
+    Layout,
+    Written,
+    check_dtype,
+    check_output_dir,
+    write_folder,
+)
 from logra_lightning.ranks import of_all_ranks, rank
 from logra_lightning.sharding import on_rank_0, whole
 from logra_lightning.sketch.projection import canonical_name
@@ -24,22 +32,30 @@ class HFExport(Callback):
     at a time, and rank 0 writes them. A run that fails is not exported; its checkpoint can be, with
     `python -m logra_lightning export`.
 
+    Where the folder turns out not to be writable when training ends, on a full disk for instance,
+    the other callbacks still end theirs, so that a last checkpoint is saved, before the run fails.
+
     Args:
         output_dir: folder to make; must not be there, or be empty. `hf` in the run's log folder
             when left out.
         dtype: of the weights; `auto` leaves them as the trainer computes with them.
+
+    Raises:
+        ValueError: an unknown dtype.
     """
 
     def __init__(self, output_dir: str | None = None, dtype: DType = "auto") -> None:
+        check_dtype(dtype)
         self.output_dir = output_dir
         self.dtype = dtype
         self._layout: Layout | None = None
         self._folder = Path()
         self._written: Written | None = None
+        self._problem: str | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise ValueError where the folder could not be written at the end."""
-        self._layout = self._written = None
+        self._layout = self._written = self._problem = None
         if stage != "fit" or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         log_dir = trainer.log_dir or trainer.default_root_dir  # all ranks must ask
@@ -50,7 +66,9 @@ class HFExport(Callback):
                 check_output_dir(self._folder)
             except ValueError as error:
                 problem = f"HFExport: {error}"
-        _raise_everywhere(problem, ValueError)
+        problem = _of_rank_0(problem)
+        if problem is not None:
+            raise ValueError(problem)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise ValueError where the policy could not be exported at the end."""
@@ -85,12 +103,23 @@ class HFExport(Callback):
                 )
             except Exception as error:
                 problem = (
-                    f"HFExport could not write {str(self._folder)!r}: {error}. The weights are in "
-                    f"the run's checkpoint, if it saves one: python -m logra_lightning export"
+                    f"HFExport: {error}. Export the run's last checkpoint, if it saves one, with "
+                    f"python -m logra_lightning export"
                 )
         for _ in weights:  # the other ranks take part in each gather, whatever became of rank 0
             pass
-        _raise_everywhere(problem, RuntimeError)
+        self._problem = _of_rank_0(problem)
+        self._layout = None
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise RuntimeError where the export failed, now that a last checkpoint has been saved."""
+        if self._problem is not None:
+            raise RuntimeError(self._problem)
+        if self._layout is not None:
+            rank_zero_warn(
+                "HFExport wrote nothing, because there was nothing left to train: export the "
+                "checkpoint with python -m logra_lightning export"
+            )
 
     def summary(self) -> str:
         """Where the folder lies, for the last lines of a run."""
@@ -125,8 +154,6 @@ def _gathered(weights: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[s
         yield name, on_rank_0(whole(weights[name]))
 
 
-def _raise_everywhere(problem: str | None, error: type[Exception]) -> None:
-    """Raise what rank 0 found, on all ranks."""
-    found = of_all_ranks(problem)[0]
-    if found is not None:
-        raise error(found)
+def _of_rank_0(problem: str | None) -> str | None:
+    """What rank 0 found; every rank must ask."""
+    return of_all_ranks(problem)[0]

@@ -10,16 +10,17 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.loggers import CSVLogger
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from logra_lightning import SketchAccumulation
-from logra_lightning.callbacks import HFExport
+from logra_lightning.callbacks import HFExport, StepCheckpoint
 from logra_lightning.export import export_checkpoint
 from tests.conftest import TINY_POLICY, make_llama
 from tests.ranks_run import uneven_policy
-from tests.runs import fit, policy, run_ranks, trainer
+from tests.runs import data, fit, policy, run_ranks, trainer
 
 pytestmark = pytest.mark.usefixtures("private_datasets_cache")
 
@@ -138,6 +139,40 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_model_is_loaded(tmp_pat
         with pytest.raises(ValueError, match=message):
             exported(tmp_path, module, HFExport(str(tmp_path / name)))
         assert module.policy is None
+
+
+def test_a_full_disk_costs_the_folder_and_not_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("logra_lightning.hf_folder.save_file", fail)
+    keep = StepCheckpoint(dirpath=tmp_path, save_on_exception=False)
+    with pytest.raises(RuntimeError, match="HFExport: .*No space left on device; .* MB are free"):
+        fit(
+            tmp_path,
+            policy(),
+            callbacks=[SketchAccumulation(), keep, HFExport()],
+            enable_checkpointing=True,
+        )
+    monkeypatch.undo()
+    assert not list(tmp_path.glob("*hf*"))
+    export_checkpoint(str(tmp_path / "last.ckpt"), str(tmp_path / "hf"))
+
+
+def test_a_run_with_nothing_left_to_train_says_so(tmp_path: Path) -> None:
+    run = fit(tmp_path, policy())
+    run.save_checkpoint(tmp_path / "run.ckpt")
+    again = trainer(tmp_path, callbacks=[SketchAccumulation(), HFExport()])
+    with pytest.warns(UserWarning, match="HFExport wrote nothing, because there was nothing left"):
+        again.fit(policy(), datamodule=data(tmp_path), ckpt_path=tmp_path / "run.ckpt")
+    assert not (tmp_path / "hf").exists()
+
+
+def test_an_unknown_dtype_is_told_at_once() -> None:
+    with pytest.raises(ValueError, match="one of auto, float32, bfloat16, got 'fp16'"):
+        HFExport(dtype="fp16")  # type: ignore[arg-type]
 
 
 def test_a_dev_run_and_an_interrupted_one_write_nothing(tmp_path: Path) -> None:
