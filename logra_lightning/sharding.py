@@ -56,7 +56,7 @@ def whole(weight: Tensor, rows: Tensor | None = None) -> Tensor:
     padded[: held.shape[0]] = held
     gathered = padded.new_empty(size * mesh.size(), *held.shape[1:])
     # As bytes: not every backend knows every dtype.
-    distributed.all_gather_into_tensor(
+    distributed.all_gather_single(
         gathered.view(torch.uint8), padded.view(torch.uint8), group=mesh.get_group()
     )
     return gathered[: weight.shape[0]]

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from packaging.version import Version
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -38,6 +40,9 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
         process_group_backend: `nccl` on CUDA and `gloo` on CPUs when left out.
         timeout_s: seconds after which a rank gives up on the others.
         options: those of `SketchMixin`.
+
+    Raises:
+        ValueError: torch older than 2.13.
     """
 
     strategy_name = "sketch_fsdp"
@@ -49,6 +54,8 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
         timeout_s: float = 1800.0,
         **options: Any,
     ) -> None:
+        if Version(torch.__version__).release < (2, 13):  # where FSDP2 knows heads that run apart
+            raise ValueError(f"sketch_fsdp needs torch 2.13 or newer, this is {torch.__version__}")
         super().__init__(
             data_parallel_size="auto",
             tensor_parallel_size="auto",
