@@ -11,6 +11,7 @@ from typing import Any
 
 from logra_lightning.rewards.metric_log import noting
 from logra_lightning.rewards.pool import Outcome
+from logra_lightning.rewards.watchdog import Watchdog
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -19,7 +20,10 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def call_here(
-    function: Callable[..., Any], calls: Sequence[Mapping[str, Any]], stop_at_error: bool
+    function: Callable[..., Any],
+    calls: Sequence[Mapping[str, Any]],
+    stop_at_error: bool,
+    hang_s: float | None = None,
 ) -> list[Outcome]:
     """The outcome of each call, one after the other.
 
@@ -27,16 +31,20 @@ def call_here(
         function: a plain function.
         calls: keyword arguments of each.
         stop_at_error: leave out the calls after one that raises.
+        hang_s: seconds after which a call is interrupted, as far as `Watchdog` can; None waits.
     """
     outcomes: list[Outcome] = []
-    for arguments in calls:
-        with noting() as noted:
-            try:
-                outcomes.append(Outcome(function(**arguments), None, noted))
-            except Exception as error:
-                outcomes.append(Outcome(None, error, noted))
-                if stop_at_error:
-                    break
+    with Watchdog(hang_s) as watchdog:
+        for arguments in calls:
+            with noting() as noted:
+                try:
+                    with watchdog.call():
+                        value = function(**arguments)
+                    outcomes.append(Outcome(value, None, noted))
+                except Exception as error:
+                    outcomes.append(Outcome(None, error, noted))
+                    if stop_at_error:
+                        break
     return outcomes
 
 
@@ -44,6 +52,7 @@ def call_async(
     function: Callable[..., Coroutine[Any, Any, Any]],
     calls: Sequence[Mapping[str, Any]],
     timeout_s: float | None,
+    hang_s: float | None = None,
 ) -> list[Outcome]:
     """The outcome of each call, all of them running at the same time.
 
@@ -54,22 +63,36 @@ def call_async(
         function: an async function.
         calls: keyword arguments of each.
         timeout_s: seconds after which a call is cancelled; None waits.
+        hang_s: seconds without the end of any call, after which the others are given up; also
+            where one of them blocks the loop. None waits.
     """
+    ended: dict[int, Outcome] = {}
 
-    async def one(arguments: Mapping[str, Any]) -> Outcome:
+    async def one(index: int, arguments: Mapping[str, Any]) -> None:
         with noting() as noted:
             try:
                 value = await asyncio.wait_for(function(**arguments), timeout_s)
             except Exception as error:
-                return Outcome(None, error, noted)
-            return Outcome(value, None, noted)
+                ended[index] = Outcome(None, error, noted)
+            else:
+                ended[index] = Outcome(value, None, noted)
 
-    async def every() -> list[Outcome]:
-        return await asyncio.gather(*map(one, calls))
+    async def every() -> None:
+        await asyncio.gather(*map(one, range(len(calls)), calls))
 
     running = asyncio.run_coroutine_threadsafe(every(), _LOOP.get())
+    late = Outcome(error=TimeoutError(f"no call ended within {hang_s} s"))
     try:
-        return running.result()
+        while True:
+            before = len(ended)
+            try:
+                running.result(hang_s)
+                break
+            except TimeoutError:
+                if len(ended) == before:
+                    running.cancel()
+                    break
+        return [ended.get(index, late) for index in range(len(calls))]
     except BaseException:
         running.cancel()
         raise

@@ -41,6 +41,10 @@ class Reward:
         timeout_s: seconds that a call may take. Async functions are cancelled at their next
             `await`; plain ones are called in other processes, which are killed, so they must be
             importable from a module. A `prepare` method is called there beforehand.
+        hang_s: seconds after which a call without `timeout_s` is taken to hang and is interrupted
+            (async ones when none has ended for so long); then `on_error` applies. Where it cannot
+            be interrupted, in C code that lets nothing else run, the process ends half a minute
+            later with the place where it was. null waits for ever.
 
     Raises:
         ValueError: a value out of range, or a function that other processes cannot call.
@@ -52,6 +56,7 @@ class Reward:
     batched: bool = False
     on_error: Literal["raise", "zero"] = "raise"
     timeout_s: float | None = None
+    hang_s: float | None = 600.0
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -65,12 +70,14 @@ class Reward:
         self.batched = self.batched or bool(getattr(self.function, "batched", False))
         self._warned = False
         self._pool: Pool | None = None
+        for option in ("timeout_s", "hang_s"):
+            seconds = getattr(self, option)
+            if seconds is not None and not 0 < seconds < math.inf:
+                raise ValueError(
+                    f"{option} of reward {self.label!r} must be above 0, got {seconds}"
+                )
         if self.timeout_s is None:
             return
-        if not 0 < self.timeout_s < math.inf:
-            raise ValueError(
-                f"timeout_s of reward {self.label!r} must be above 0, got {self.timeout_s}"
-            )
         if hasattr(self.function, "timeout_s"):
             raise ValueError(
                 f"reward {self.label!r} has time limits of its own: set timeout_s of its function "
@@ -99,12 +106,15 @@ class Reward:
         size = len(calls)
         if self.batched:
             calls = [{name: [call[name] for call in calls] for name in calls[0]}] if calls else []
+        hang_s = None if hasattr(self.function, "timeout_s") else self.hang_s  # limits of its own
         if is_async(self.function):
-            outcomes = call_async(self.function, calls, self.timeout_s)
+            if hang_s is not None and self.timeout_s is not None:
+                hang_s += self.timeout_s
+            outcomes = call_async(self.function, calls, self.timeout_s, hang_s)
         elif self._pool is not None and self.timeout_s is not None:
             outcomes = self._pool.map(calls, self.timeout_s)
         else:
-            outcomes = call_here(self.function, calls, self.on_error == "raise")
+            outcomes = call_here(self.function, calls, self.on_error == "raise", hang_s)
         return self._split(outcomes[0], size) if self.batched and outcomes else outcomes
 
     def warn(self, problem: str) -> None:

@@ -255,6 +255,45 @@ def test_an_async_call_that_overruns_is_cancelled_and_counted() -> None:
     }
 
 
+def test_a_call_that_hangs_here_ends_and_is_named() -> None:
+    def hang(completion: str) -> float:
+        while completion == "hang":
+            time.sleep(60)
+        return 1.0
+
+    async def awaited(completion: str) -> float:
+        await asyncio.sleep(600 if completion == "hang" else 0)
+        return 1.0
+
+    async def blocking(completion: str) -> float:  # keeps the loop to itself
+        time.sleep(2.0 if completion == "hang" else 0)
+        return 1.0
+
+    for function in (hang, awaited, blocking):
+        with pytest.raises(
+            RuntimeError, match=f"'{function.__name__}' overran .* row 7, .* 'hang'"
+        ):
+            scored(Reward(function, hang_s=0.3), "ok", "hang", "ok")
+    reward = Reward(hang, hang_s=0.3, on_error="zero")
+    with pytest.warns(UserWarning, match="'hang' overran its time limit"):
+        scores = scored(reward, "ok", "hang", "ok")
+    assert scores.total.tolist() == [1.0, 0.0, 1.0]
+    assert scores.metrics == {"rewards/hang/errors": 1.0}
+
+
+def test_limits_of_its_own_come_before_that_of_hanging() -> None:
+    class Own:
+        timeout_s = 3.0
+
+        def __call__(self, completion: str) -> float:
+            time.sleep(0.5)
+            return 1.0
+
+    assert scored(Reward(Own(), hang_s=0.1), "x").total.tolist() == [1.0]
+    reward = Reward(pool_functions.awaited, timeout_s=30.0, hang_s=0.1)
+    assert scored(reward, "5").total.tolist() == [5.0]
+
+
 def test_an_error_stops_the_run_and_names_reward_row_and_completion() -> None:
     calls = []
 
@@ -344,6 +383,8 @@ def test_options_that_cannot_work_are_refused() -> None:
         ValueError, match="timeout_s of reward 'exact_match' must be above 0, got 0"
     ):
         Reward(exact_match, timeout_s=0.0)
+    with pytest.raises(ValueError, match="hang_s of reward 'exact_match' must be above 0, got -1"):
+        Reward(exact_match, hang_s=-1)
     with pytest.raises(ValueError, match="'Own' has time limits of its own: set timeout_s of its"):
         Reward(Own(), timeout_s=1.0)
     with pytest.raises(ValueError, match="must be raise or zero, got 'ignore'"):
