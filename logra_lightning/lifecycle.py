@@ -31,7 +31,7 @@ from logra_lightning.policy import (
 from logra_lightning.rollout import Engine, TorchEngine, VLLMEngine
 from logra_lightning.seeding import derive_seed
 from logra_lightning.sketch import DEFAULT_TARGETS, AdamWOptions, RowAdam, SketchBank
-from logra_lightning.sketch.row_adam import NamedParameters
+from logra_lightning.sketch.parameters import NamedParameters
 from logra_lightning.strategy import SketchMixin, check_trainer_options
 
 OptimizerFactory = Callable[[NamedParameters, SketchBank, AdamWOptions, float | None], RowAdam]

@@ -56,7 +56,7 @@ class Watchdog:
         if now >= self._armed + 1:  # not for each of many short calls: it starts a thread
             self._armed = now
             limit = self.seconds + 1 + _GRACE_S
-            faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__ or 2)
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM"):
             with self._alarm(self.seconds):
                 yield

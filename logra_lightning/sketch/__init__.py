@@ -11,8 +11,9 @@ from logra_lightning.sketch.factors import Factors
 from logra_lightning.sketch.merge import merge_
 from logra_lightning.sketch.predicted_kl import KLProbe
 from logra_lightning.sketch.projection import gaussian, rademacher
+from logra_lightning.sketch.proposal import Proposal
 from logra_lightning.sketch.relative_row_adam import RelativeRowAdam
-from logra_lightning.sketch.row_adam import Proposal, RowAdam
+from logra_lightning.sketch.row_adam import RowAdam
 
 __all__ = [
     "DEFAULT_TARGETS",

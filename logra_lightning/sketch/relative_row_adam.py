@@ -10,7 +10,8 @@ from torch import Tensor
 from logra_lightning.sharding import squared_norms
 from logra_lightning.sketch.adamw import AdamWOptions
 from logra_lightning.sketch.bank import Sketch, SketchBank
-from logra_lightning.sketch.row_adam import NamedParameters, RowAdam
+from logra_lightning.sketch.parameters import NamedParameters
+from logra_lightning.sketch.row_adam import RowAdam
 
 
 class RelativeRowAdam(RowAdam):

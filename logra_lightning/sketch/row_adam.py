@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from logra_lightning.sharding import (
     held_rows,
@@ -30,52 +28,9 @@ from logra_lightning.sketch.bank import Sketch, SketchBank
 from logra_lightning.sketch.factors import Factors
 from logra_lightning.sketch.hyperparameters import go_on_with
 from logra_lightning.sketch.merge import merge_
+from logra_lightning.sketch.parameters import NamedParameters, named, partition
 from logra_lightning.sketch.precision import full_precision
-from logra_lightning.sketch.projection import canonical_name
-
-NamedParameters = Iterable[Parameter] | Iterable[tuple[str, Parameter]]
-
-_ROUNDING = 1e-5  # of the usual gradient
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What a step would do before its step scale.
-
-    Args:
-        row_scales: name to c [d] fp64; the direction is `D = c * S`, row by row.
-        row_moments: name to v [d] fp32 after this step.
-        decay_rate: weights are multiplied by `1 - step_scale * decay_rate` before the merge.
-        grad_norm: Frobenius norm of the gradient of all trained weights before clipping; the
-            sketched part is estimated by its sketches, without bias in the square.
-        problem: why the step cannot be made, such as the name of a weight whose gradient is not
-            finite; else empty.
-        usual_norm: what the row moments say of the gradient of earlier steps; 0 at the first.
-    """
-
-    row_scales: dict[str, Tensor]
-    row_moments: dict[str, Tensor]
-    decay_rate: float
-    grad_norm: float
-    problem: str = ""
-    usual_norm: float = 0.0
-
-    @property
-    def is_zero(self) -> bool:
-        """Whether there is no gradient but rounding: the step changes nothing, moments included.
-
-        Rules that normalize would make as long a step of what is left when every token is clipped.
-        """
-        return self.grad_norm <= _ROUNDING * self.usual_norm
-
-    def direction(self, sketch: Sketch) -> Tensor:
-        """D [d, r] fp32 of one weight."""
-        scale = self.row_scales[sketch.name] * sketch.scale
-        return sketch.total * scale.to(torch.float32)[:, None]
-
-    def rounded_direction(self, sketch: Sketch, step_scale: float) -> Tensor:
-        """D [d, r] bf16 times the step scale: what is merged and what engines get."""
-        return (self.direction(sketch) * step_scale).to(torch.bfloat16)
+from logra_lightning.sketch.proposal import Proposal
 
 
 class RowAdam(torch.optim.Optimizer):
@@ -160,8 +115,8 @@ class RowAdam(torch.optim.Optimizer):
         self.proposal: Proposal | None = None
         self.factors: Factors | None = None
         self.overruled: dict[str, tuple[object, object]] = {}
-        self._names = _named(params, sketches)
-        sketched, dense = _partition(self._names, sketches)
+        self._names = named(params, sketches)
+        sketched, dense = partition(self._names, sketches)
         adamw = adamw or AdamWOptions()
         groups: list[dict[str, Any]] = [
             {"params": sketched, "lr": lr, "beta2": beta2, "weight_decay": weight_decay}
@@ -429,33 +384,6 @@ class RowAdam(torch.optim.Optimizer):
 def row_adam_of(optimizers: Iterable[torch.optim.Optimizer]) -> RowAdam | None:
     """The `RowAdam` among them, if there is one."""
     return next((o for o in optimizers if isinstance(o, RowAdam)), None)
-
-
-def _named(params: NamedParameters, sketches: SketchBank) -> dict[Tensor, str]:
-    """Each parameter to its name; one that came without is called by its sketch, or numbered."""
-    sketched = {sketch.module.weight: f"{sketch.name}.weight" for sketch in sketches}
-    names: dict[Tensor, str] = {}
-    for i, item in enumerate(params):
-        if isinstance(item, Parameter):
-            names[item] = sketched.get(item, f"parameter {i}")
-        else:
-            name, param = item
-            names[param] = canonical_name(name)
-    return names
-
-
-def _partition(
-    names: dict[Tensor, str], sketches: SketchBank
-) -> tuple[list[Tensor], list[Parameter]]:
-    """The bank's weights, in its order, and the others that require a gradient."""
-    sketched = {sketch.module.weight: sketch.name for sketch in sketches}
-    missing = [name for weight, name in sketched.items() if weight not in names]
-    if missing:
-        raise ValueError(
-            f"{len(missing)} sketched weights are not among params, first {missing[0]!r}: pass "
-            f"all parameters of the model"
-        )
-    return list(sketched), [p for p in names if p.requires_grad and p not in sketched]  # type: ignore[misc]
 
 
 def _saved(param: Tensor, value: Tensor) -> Tensor:
