@@ -79,6 +79,7 @@ def digits(completion: str) -> float:
 
 def train(folder: Path, data: Path, precision: Any) -> None:
     """A run to its end, which is written to `end.pt`."""
+    torch.set_num_threads(1)  # renews a pool that forks break; threads that load would race for it
     with (folder / "log").open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
