@@ -22,6 +22,7 @@ from logra_lightning.rollout.process_state import (
 )
 from logra_lightning.rollout.vllm_group import EngineGroup
 from logra_lightning.rollout.vllm_launch import check_engine_args, launch
+from logra_lightning.rollout.vllm_watch import names_death, wake_when_dead
 from logra_lightning.rollout.vllm_worker import decode, encode
 from logra_lightning.rollout.weights import Block, PolicyWeight, checksum
 from logra_lightning.sharding import is_sharded, whole
@@ -134,6 +135,8 @@ class VLLMEngine:
         self._in_process = not separate and alone
         if self._core_in_process:
             VLLMEngine._running = self
+        else:
+            wake_when_dead(self._llm.llm_engine.engine_core)
         self.max_model_len = self._llm.llm_engine.model_config.max_model_len
         self._check_policy(policy)
         weights = (PolicyWeight(name, whole(p)) for name, p in _named_parameters(policy))
@@ -190,6 +193,7 @@ class VLLMEngine:
 
     # Sampling.
 
+    @names_death
     def generate(
         self,
         prompt_ids: Sequence[list[int]],
@@ -312,6 +316,7 @@ class VLLMEngine:
         self._reset_cache()
         self.policy_version = version
 
+    @names_death
     def _reset_cache(self) -> None:
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM could not reset its prefix cache, which is still in use")
@@ -390,6 +395,7 @@ class VLLMEngine:
                 f"unknown {', '.join(unknown) or 'none'}; missing {', '.join(missing) or 'none'}"
             )
 
+    @names_death
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         """One answer per worker."""
         message = arguments if self._in_process else encode(arguments)
