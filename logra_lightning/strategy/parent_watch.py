@@ -8,6 +8,7 @@ import threading
 import time
 
 _SECONDS = 1.0
+_GRACE_S = 10.0  # where rank 0 ended well, this process has its own end to come to
 
 
 def exit_with_parent() -> None:
@@ -18,6 +19,7 @@ def exit_with_parent() -> None:
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_SECONDS)
+    time.sleep(_GRACE_S)
     print(f"rank 0 (process {parent}) is gone: process {os.getpid()} ends", file=sys.stderr)
     sys.stderr.flush()
     os._exit(1)  # no clean-up, which may wait for the ranks that are gone
