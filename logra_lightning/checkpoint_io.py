@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -31,6 +32,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def __init__(self) -> None:
         super().__init__()
         self._last_good: Path | None = None
+        self._loaded: Path | None = None
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
@@ -72,7 +74,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             cause = cause.__context__
         reason = f"{cause.strerror}" if cause is not None else f"{error}".splitlines()[0]
         there = next(folder for folder in path.parents if folder.exists())
-        kept = f"the last good one is {self._last_good}" if self._last_good else "there is no other"
+        good = self._last_good or self._loaded
+        kept = f"the last good one is {good}" if good else "there is no other"
         return CheckpointNotWrittenError(
             getattr(cause, "errno", None) or 5,
             f"the checkpoint {path} could not be written: {reason}, "
@@ -93,7 +96,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return super().load_checkpoint(path, weights_only=weights_only)
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no checkpoint {path}: set ckpt_path to one")
-        return read_checkpoint(path, weights_only=weights_only is not False)
+        found = read_checkpoint(path, weights_only=weights_only is not False)
+        self._loaded = Path(path)
+        return found
 
 
 def read_checkpoint(path: str | Path, *, weights_only: bool = True) -> dict[str, Any]:
@@ -116,8 +121,10 @@ def _is_remote(path: Any) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Let the rename last through a power failure, where the system can."""
-    if os.name == "posix":
+    """Let the rename last through a power failure, where system and file system can."""
+    if os.name != "posix":
+        return
+    with contextlib.suppress(OSError):  # the checkpoint itself is whole
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -124,3 +124,34 @@ def test_a_damaged_or_missing_file_is_named(tmp_path: Path) -> None:
             read_checkpoint(damaged)
     with pytest.raises(FileNotFoundError, match="there is no checkpoint .*b.ckpt: set ckpt_path"):
         AtomicCheckpointIO().load_checkpoint(tmp_path / "b.ckpt")
+
+
+def test_after_a_resume_the_one_that_was_loaded_is_the_last_good_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AtomicCheckpointIO().save_checkpoint(checkpoint(1), tmp_path / "good.ckpt")
+    io = AtomicCheckpointIO()
+    io.load_checkpoint(tmp_path / "good.ckpt")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(CheckpointNotWrittenError, match="the last good one is .*good.ckpt"):
+        io.save_checkpoint(checkpoint(2), tmp_path / "a.ckpt")
+
+
+def test_a_file_system_that_cannot_sync_folders_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def files_only(handle: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", files_only)
+    io = AtomicCheckpointIO()
+    io.save_checkpoint(checkpoint(1), tmp_path / "a.ckpt")
+    assert io.load_checkpoint(tmp_path / "a.ckpt")["global_step"] == 1
