@@ -61,12 +61,7 @@ def test_one_process_stops_in_the_middle_of_a_batch_and_goes_on_as_if_it_never_h
 def test_ranks_agree_on_a_signal_that_one_of_them_got(tmp_path: Path, strategy: str) -> None:
     options = [f"--strategy={strategy}", "--devices=2"]
     run = begin(tmp_path / "a", *options, "--pause=0.2")
-    wait_for(run, "batch 1")
-    os.kill(run.pid, signal.SIGTERM)
-    code, output = finish(run)
-    assert code == 143, output
-    run = begin(tmp_path / "a", *options, "--pause=0.2")
-    wait_for(run, "batch 3")
+    wait_for(run, "batch 2")
     (child,) = children(run.pid)
     os.kill(child, signal.SIGTERM)
     code, output = finish(run)
@@ -78,7 +73,7 @@ def test_ranks_agree_on_a_signal_that_one_of_them_got(tmp_path: Path, strategy: 
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("victim", ["first", "second"])
+@pytest.mark.parametrize("victim", ["first", pytest.param("second", marks=pytest.mark.slow)])
 def test_a_rank_that_dies_takes_the_other_with_it(tmp_path: Path, victim: str) -> None:
     run = begin(tmp_path, "--strategy=sketch_ddp", "--devices=2", "--pause=0.5")
     wait_for(run, "batch 1")

@@ -91,9 +91,9 @@ def assert_goes_on(folder: Path, engine: str = TORCH_ENGINE) -> None:
 @pytest.mark.parametrize(
     ("misdeed", "reason"),
     [
-        ("raise", "raised KeyError for row"),
+        pytest.param("raise", "raised KeyError for row", marks=pytest.mark.slow),
         ("hang", "overran its time limit for row"),
-        ("nonsense", "returned 'a lot' for row"),
+        pytest.param("nonsense", "returned 'a lot' for row", marks=pytest.mark.slow),
     ],
 )
 def test_a_reward_that_fails_ends_the_run_in_one_line(
