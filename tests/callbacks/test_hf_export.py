@@ -252,6 +252,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.dist
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "fsdp_uneven"])
 def test_two_ranks_export_the_whole_policy_both_ways(ranks: Path, name: str) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(ranks / name)

@@ -55,9 +55,8 @@ def test_one_process_stops_in_the_middle_of_a_batch_and_goes_on_as_if_it_never_h
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(
-    "strategy", [pytest.param("sketch_ddp", marks=pytest.mark.slow), "sketch_fsdp"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["sketch_ddp", "sketch_fsdp"])
 def test_ranks_agree_on_a_signal_that_one_of_them_got(tmp_path: Path, strategy: str) -> None:
     options = [f"--strategy={strategy}", "--devices=2"]
     run = begin(tmp_path / "a", *options, "--pause=0.2")
