@@ -394,7 +394,7 @@ def test_without_row_adam_it_is_inactive_and_says_so(
 ) -> None:
     with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
         record = run(tmp_path, KLBudget(), strategy="auto")
-    told = [r for r in caplog.records if "KLBudget is inactive: AdamW" in r.getMessage()]
+    told = [r for r in caplog.records if "KLBudget is inactive: DenseAdamW" in r.getMessage()]
     assert len(told) == 1
     assert "kl/budget" not in record.steps[-1]
 
