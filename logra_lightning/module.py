@@ -255,7 +255,10 @@ class PolicyModule(PolicyLifecycle):
         """B tensors of [n] fp32 logprobs of each completion, under the weights as they are."""
         logprobs: list[Tensor] = [torch.empty(0)] * len(rollouts)
         for microbatch in self.pack(rollouts):
-            parts = self.token_logprobs(microbatch)[0].split(microbatch.lengths.tolist())
+            found = self.token_logprobs(microbatch)[0]
+            if not microbatch.rollouts:  # made for the other ranks' sake
+                continue
+            parts = found.split(microbatch.lengths.tolist())
             for i, part in zip(microbatch.rollouts, parts, strict=True):
                 logprobs[i] = part
         return logprobs

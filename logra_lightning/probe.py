@@ -47,7 +47,7 @@ def rollout_probe(
     ]
     microbatches = pack(
         rollouts,
-        max(_TOKENS, *sizes),
+        max([_TOKENS, *sizes]),
         pad_token_id=pad_token_id,
         temperature=temperature,
         device=device,

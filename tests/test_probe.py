@@ -36,3 +36,11 @@ def test_states_and_logits_are_those_before_each_completion_token(llama: LlamaFo
             rows.append(llama(tokens).logits[0, first:-1] / 0.5)
         expected = torch.log_softmax(torch.cat([rows[1], rows[0]]), dim=-1)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_rank_without_rollouts_has_a_probe_without_tokens(llama: LlamaForCausalLM) -> None:
+    none = Rollouts([], [], torch.zeros(0), {}, torch.zeros(0), 0)
+    probe = rollout_probe(
+        llama, none, temperature=1.0, pad_token_id=0, device=torch.device("cpu"), together=True
+    )
+    assert probe.hidden() == []

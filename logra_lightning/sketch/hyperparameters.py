@@ -21,7 +21,10 @@ def go_on_with(group: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, tup
     first, first_saved = (g.get("initial_lr", g["lr"]) for g in (group, saved))
     own = {name: value for name, value in group.items() if name != "params"} | {"lr": first}
     before = {**saved, "lr": first_saved, "initial_lr": first_saved}
-    group["lr"] = saved["lr"] * (1.0 if first == first_saved else first / first_saved)
+    if first == first_saved:
+        group["lr"] = saved["lr"]
+    else:
+        group["lr"] = first * (saved["lr"] / first_saved if first_saved else 1.0)
     return {
         name: (before[name], value)
         for name, value in own.items()

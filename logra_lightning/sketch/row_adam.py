@@ -354,9 +354,9 @@ class RowAdam(torch.optim.Optimizer):
         states = state_dict["state"]
         self._check_names(states)
         for param, state in self.state.items():
-            rows = held_rows(param)
             for key, value in states[self._names[param]].items():
-                held = value[rows] if value.shape == param.shape else value
+                has_rows = is_sharded(param) and value.shape == param.shape
+                held = value[held_rows(param)] if has_rows else value
                 state[key] = held.detach().to(state[key].device, copy=True)
         labels = ("model.optimizer", "model.adamw")
         for label, group, other in zip(

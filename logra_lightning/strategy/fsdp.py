@@ -13,6 +13,7 @@ from packaging.version import Version
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from logra_lightning.ranks import copy_from_rank_0_, sum_over_ranks_
@@ -71,6 +72,14 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
         self._tensor_parallel_size = 1
         super().setup_environment()
 
+    def connect(self, model: LightningModule) -> None:
+        super().connect(model)
+        # What FSDP gathers for the first time in inference mode could never be trained.
+        trainer = model.trainer
+        for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
+            loop.inference_mode = False
+        trainer.fit_loop.epoch_loop.val_loop.inference_mode = False
+
     def model_to_device(self) -> None:
         """Shard the weights, then move what is left; after every cast and before the optimizer."""
         module = self._module
@@ -78,6 +87,12 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
             self.freeze_targets()  # FSDP asks once which weights get a gradient
         if not parts_of(module):
             shard_(module, self.device_mesh["data_parallel"])
+        for part in parts_of(module):
+            # A sum: losses divide by the tokens of the whole step. Plain, since gloo has no other.
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+            part.set_reduce_scatter_unused_params(True)  # another rank may have used them
+        _check_placements(module, self.world_size)
         super().model_to_device()
         rest = [p.data for p in module.parameters() if not is_sharded(p)]
         copy_from_rank_0_(rest + list(module.buffers()))
@@ -150,7 +165,8 @@ def shard_(module: LightningModule, mesh: DeviceMesh) -> None:
         )
     for model in models:
         names = set(model._no_split_modules or ())
-        layers = [m for m in model.modules() if type(m).__name__ in names]
+        # From within outwards, as FSDP wants it where one lies in another.
+        layers = [m for m in reversed(list(model.modules())) if type(m).__name__ in names]
         if not layers:
             raise ValueError(
                 f"{type(model).__name__} does not say what its layers are (_no_split_modules), so "
@@ -166,14 +182,23 @@ def shard_(module: LightningModule, mesh: DeviceMesh) -> None:
             fully_shard(
                 group if len(group) > 1 else group[0], mesh=mesh, reshard_after_forward=True
             )
-        for part in parts_of(model):
-            # A sum: losses divide by the tokens of the whole step. Plain, since gloo has no other.
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)
         if not is_tied:
             embedding.set_unshard_in_backward(False)  # its gradient needs no weight
         # Otherwise the first module that runs would take itself for the outermost.
         model._get_fsdp_state()._lazy_init()
+
+
+def _check_placements(module: nn.Module, ranks: int) -> None:
+    """Refuse weights that are cut in another way than `logra_lightning.sharding` knows."""
+    for name, param in module.named_parameters():
+        if not isinstance(param, DTensor):
+            continue
+        if tuple(param.placements) != (Shard(0),) or param.device_mesh.size() != ranks:
+            raise ValueError(
+                f"sketch_fsdp needs weights that are sharded by rows over all {ranks} ranks, "
+                f"{name!r} has {param.placements} over {param.device_mesh.size()}: call "
+                f"fully_shard with mesh=self.device_mesh['data_parallel']"
+            )
 
 
 def _models(module: nn.Module) -> Iterator[Any]:

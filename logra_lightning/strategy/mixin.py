@@ -88,7 +88,7 @@ class SketchMixin(Strategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         environment = getattr(self, "cluster_environment", None)
-        if isinstance(environment, LightningEnvironment) and environment.global_rank() > 0:
+        if isinstance(environment, LightningEnvironment) and environment.local_rank() > 0:
             exit_with_parent()  # where nobody else started the processes
 
     def freeze_targets(self) -> dict[str, nn.Linear]:

@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "masked": {"mask_truncated": True},
     "checkpointed": {"activation_checkpointing": True, "model": "uneven"},
     "reference": {"reference_kl": K3(0.1), "train_others": False},
+    "unequal microbatches": {"reference_kl": K3(0.1), "max_tokens_per_microbatch": 32},
 }
 
 SCRIPT = """
