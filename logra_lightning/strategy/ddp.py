@@ -6,10 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
-from torch.optim import Optimizer
 
-from logra_lightning.ranks import copy_from_rank_0_, sum_over_ranks_
-from logra_lightning.strategy.dense_gradients import sum_dense_gradients_
+from logra_lightning.ranks import copy_from_rank_0_
 from logra_lightning.strategy.mixin import SketchMixin
 
 
@@ -44,10 +42,3 @@ class SketchDDPStrategy(SketchMixin, DDPStrategy):
         """Start from the weights and buffers of rank 0, as wrapping the module would."""
         module = self._module
         copy_from_rank_0_([p.data for p in module.parameters()] + list(module.buffers()))
-
-    def sum_gradients(self, optimizer: Optimizer) -> None:
-        """Add up sketches and dense gradients over all ranks, in fp32."""
-        assert self.sketches is not None
-        sum_over_ranks_(self.sketches.flat)
-        dense = [p for group in optimizer.param_groups[1:] for p in group["params"]]
-        sum_dense_gradients_(dense, self.root_device)

@@ -16,9 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from logra_lightning.ranks import copy_from_rank_0_, sum_over_ranks_
+from logra_lightning.ranks import copy_from_rank_0_
 from logra_lightning.sharding import held_rows, is_sharded, local, on_rank_0, parts_of, whole
-from logra_lightning.strategy.dense_gradients import sum_dense_gradients_
 from logra_lightning.strategy.mixin import SketchMixin
 
 
@@ -98,13 +97,9 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
         copy_from_rank_0_(rest + list(module.buffers()))
 
     def sum_gradients(self, optimizer: Optimizer) -> None:
-        """Add up sketches, and dense gradients of what is not sharded, over all ranks."""
-        assert self.sketches is not None
         for part in parts_of(self._module):
             part.reshard()  # what a pass without a backward left gathered would soon be old
-        sum_over_ranks_(self.sketches.flat)
-        dense = [p for group in optimizer.param_groups[1:] for p in group["params"]]
-        sum_dense_gradients_([p for p in dense if not is_sharded(p)], self.root_device)
+        super().sum_gradients(optimizer)
 
     # Checkpoints: as if nothing were sharded.
 

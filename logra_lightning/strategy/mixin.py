@@ -18,10 +18,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from logra_lightning.checkpoint_io import AtomicCheckpointIO
-from logra_lightning.ranks import of_all_ranks
+from logra_lightning.ranks import num_ranks, of_all_ranks, sum_over_ranks_
+from logra_lightning.sharding import is_sharded
 from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, find_targets
 from logra_lightning.sketch.capture import SketchCapture
 from logra_lightning.sketch.row_adam import RowAdam
+from logra_lightning.strategy.dense_gradients import sum_dense_gradients_
 from logra_lightning.strategy.parent_watch import exit_with_parent
 
 _SUPPORTED_PRECISION = ("32-true", "bf16-mixed", "bf16-true")
@@ -156,7 +158,16 @@ class SketchMixin(Strategy):
         return result
 
     def sum_gradients(self, optimizer: Optimizer) -> None:
-        """Add up what the ranks have accumulated; one process has all of it."""
+        """Add up over all ranks what they have accumulated; one process has all of it.
+
+        Gradients of sharded weights are left alone: FSDP has reduced them.
+        """
+        if num_ranks() == 1:
+            return
+        assert self.sketches is not None
+        sum_over_ranks_(self.sketches.flat)
+        dense = [p for group in optimizer.param_groups[1:] for p in group["params"]]
+        sum_dense_gradients_([p for p in dense if not is_sharded(p)], self.root_device)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """As the optimizer says, and without moving its counters to the device."""
