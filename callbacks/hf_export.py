@@ -9,7 +9,6 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
 
 from logra_lightning.hf_folder import (
     DType,
@@ -20,7 +19,7 @@ from logra_lightning.hf_folder import (
     write_folder,
 )
 from logra_lightning.ranks import of_all_ranks, rank
-from logra_lightning.sharding import on_rank_0, whole
+from logra_lightning.sharding import is_cut_by_rows, on_rank_0, whole
 from logra_lightning.sketch.projection import canonical_name
 
 
@@ -79,10 +78,11 @@ class HFExport(Callback):
         weights = _weights(policy)
         self._layout.check(weights)
         for name, weight in weights.items():
-            if isinstance(weight, DTensor) and tuple(weight.placements) != (Shard(0),):
+            if not is_cut_by_rows(weight):
+                placements = weight.placements  # type: ignore[attr-defined]
                 raise ValueError(
                     f"HFExport gathers weights that are sharded by rows over one group of ranks, "
-                    f"but {name!r} has placements {weight.placements}"
+                    f"but {name!r} has placements {placements}"
                 )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

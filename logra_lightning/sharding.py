@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from logra_lightning.ranks import rank
 
@@ -21,6 +21,11 @@ from logra_lightning.ranks import rank
 def is_sharded(tensor: Tensor) -> bool:
     """Whether other ranks hold the other rows."""
     return isinstance(tensor, DTensor)
+
+
+def is_cut_by_rows(tensor: Tensor) -> bool:
+    """Whether a sharded weight is cut as this module knows it, along the first dimension alone."""
+    return not isinstance(tensor, DTensor) or tuple(tensor.placements) == (Shard(0),)
 
 
 def local(tensor: Tensor) -> Tensor:

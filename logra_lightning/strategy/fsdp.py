@@ -13,11 +13,19 @@ from packaging.version import Version
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from logra_lightning.ranks import copy_from_rank_0_
-from logra_lightning.sharding import held_rows, is_sharded, local, on_rank_0, parts_of, whole
+from logra_lightning.sharding import (
+    held_rows,
+    is_cut_by_rows,
+    is_sharded,
+    local,
+    on_rank_0,
+    parts_of,
+    whole,
+)
 from logra_lightning.strategy.mixin import SketchMixin
 
 
@@ -188,7 +196,7 @@ def _check_placements(module: nn.Module, ranks: int) -> None:
     for name, param in module.named_parameters():
         if not isinstance(param, DTensor):
             continue
-        if tuple(param.placements) != (Shard(0),) or param.device_mesh.size() != ranks:
+        if not is_cut_by_rows(param) or param.device_mesh.size() != ranks:
             raise ValueError(
                 f"sketch_fsdp needs weights that are sharded by rows over all {ranks} ranks, "
                 f"{name!r} has {param.placements} over {param.device_mesh.size()}: call "
