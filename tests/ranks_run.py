@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ from logra_lightning import (
     SketchDDPStrategy,
     SketchFSDPStrategy,
     SketchStrategy,
+    TorchEngine,
 )
 from logra_lightning.seeding import derive_seed
 from logra_lightning.types import Completion
 from tests.conftest import TINY_POLICY
 from tests.quiet_engine import QuietEngine
-from tests.runs import data, policy, trainer
+from tests.runs import data, policy, run_ranks, trainer, weights
 
 STRATEGIES = {
     "sketch": SketchStrategy,
@@ -65,6 +67,39 @@ class Scripted(QuietEngine):
 
 def many_tokens(completion_ids: list[int]) -> float:
     return float(sum(completion_ids) % 7)
+
+
+def own_folder(folder: Path) -> tuple[int, Path]:
+    """This rank's number, and a folder that the others do not write to."""
+    rank = int(os.environ.get("RANK", 0))
+    mine = folder / f"rank{rank}"
+    mine.mkdir(exist_ok=True)
+    return rank, mine
+
+
+def run_script(script: str, folder: Path) -> Path:
+    """Run a script in two ranks, beside `uneven_policy`; `{folder}` in it stands for the folder."""
+    uneven_policy(folder / "uneven")
+    run_ranks(script.format(folder=str(folder)), folder)
+    return folder
+
+
+def assert_resumes_exactly(folder: Path, strategy: str, precision: str) -> None:
+    """Six steps of two ranks are three and, from a checkpoint, three more, bit for bit."""
+    _, mine = own_folder(folder)
+
+    def fit(steps: int, **more: Any) -> tuple[PolicyModule, Any]:
+        module = build(engine=TorchEngine())
+        options: dict[str, Any] = {"strategy": strategy, "precision": precision, **more}
+        return module, run(mine, 2, module, steps=steps, **options)
+
+    straight, _ = fit(6)
+    _, stopped = fit(3)
+    stopped.save_checkpoint(folder / "half.ckpt")
+    resumed, _ = fit(6, ckpt_path=folder / "half.ckpt")
+    found = weights(resumed)
+    for name, value in weights(straight).items():
+        assert torch.equal(value, found[name]), (strategy, precision, name)
 
 
 def uneven_policy(folder: Path) -> str:

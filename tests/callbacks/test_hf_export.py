@@ -19,8 +19,8 @@ from logra_lightning import SketchAccumulation
 from logra_lightning.callbacks import HFExport, StepCheckpoint
 from logra_lightning.export import export_checkpoint
 from tests.conftest import TINY_POLICY, make_llama
-from tests.ranks_run import uneven_policy
-from tests.runs import data, fit, policy, run_ranks, trainer
+from tests.ranks_run import run_script
+from tests.runs import data, fit, policy, trainer
 
 pytestmark = pytest.mark.usefixtures("private_datasets_cache")
 
@@ -188,18 +188,15 @@ def test_a_dev_run_and_an_interrupted_one_write_nothing(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import os
 from pathlib import Path
 import torch
 from logra_lightning.callbacks import HFExport, hf_export
-from tests.ranks_run import build, run
+from tests.ranks_run import build, own_folder, run
 from tests.runs import weights
 
 if __name__ == "__main__":
-    rank = int(os.environ["RANK"])
     folder = Path({folder!r})
-    mine = folder / f"rank{{rank}}"
-    mine.mkdir(exist_ok=True)
+    rank, mine = own_folder(folder)
 
     def fit(name, **options):
         model = options.pop("model", None)
@@ -245,10 +242,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ranks")
-    uneven_policy(folder / "uneven")
-    run_ranks(SCRIPT.format(folder=str(folder)), folder)
-    return folder
+    return run_script(SCRIPT, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.dist

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from logra_lightning.rollout import TorchEngine
-from logra_lightning.types import Completion, SamplingParams
+from logra_lightning.types import Completion
 
 GOOD_CALLS = 40  # in the middle of the third batch of 16 completions
 
@@ -37,15 +36,8 @@ class DyingEngine(TorchEngine):
 
     calls = 0
 
-    def generate(
-        self,
-        prompt_ids: Sequence[list[int]],
-        sampling: SamplingParams,
-        *,
-        num_completions: int,
-        seed: int,
-    ) -> list[list[Completion]]:
+    def generate(self, *args: Any, **options: Any) -> list[list[Completion]]:
         self.calls += 1
         if self.calls > 2:
             raise RuntimeError("the engine is gone")
-        return super().generate(prompt_ids, sampling, num_completions=num_completions, seed=seed)
+        return super().generate(*args, **options)

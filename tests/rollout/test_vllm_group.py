@@ -13,7 +13,6 @@ pytestmark = [pytest.mark.dist, pytest.mark.vllm]
 pytest.importorskip("vllm")
 
 SCRIPT = """
-import os
 from pathlib import Path
 import torch
 from lightning.pytorch import Callback
@@ -21,7 +20,7 @@ from logra_lightning import (
     KLBudget, SamplingParams, SketchAccumulation, TorchEngine, VLLMEngine, WeightSync,
 )
 from logra_lightning.callbacks import EngineCheck
-from tests.ranks_run import STRATEGIES
+from tests.ranks_run import STRATEGIES, own_folder
 from tests.runs import data, policy, trainer, weights
 
 class Save(Callback):
@@ -33,10 +32,8 @@ class Save(Callback):
             trainer.save_checkpoint(self.path)
 
 if __name__ == "__main__":
-    rank = int(os.environ["RANK"])
     folder = Path({folder!r})
-    mine = folder / f"rank{{rank}}"
-    mine.mkdir(exist_ok=True)
+    rank, mine = own_folder(folder)
 
     def fit(steps, strategy, precision, size, **options):
         engine = VLLMEngine(

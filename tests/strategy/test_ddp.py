@@ -23,19 +23,15 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 SCRIPT = """
-import os, sys
 from pathlib import Path
-import torch, torch.distributed as dist
-from logra_lightning import TorchEngine
-from tests.ranks_run import build, run
+import torch
+from tests.ranks_run import assert_resumes_exactly, build, own_folder, run
 from tests.runs import weights
 from tests.strategy.test_ddp import CASES
 
 if __name__ == "__main__":
-    rank = int(os.environ["RANK"])
     folder = Path({folder!r})
-    mine = folder / f"rank{{rank}}"
-    mine.mkdir(exist_ok=True)
+    rank, mine = own_folder(folder)
     for name, options in CASES.items():
         module = build(**options)
         made = run(mine, 2, module, steps=4 if "minibatches" in options else 3)
@@ -43,15 +39,7 @@ if __name__ == "__main__":
         found = (weights(module), logged, module.rollouts.rows)
         torch.save(found, folder / f"{{name}}_{{rank}}.pt")
     for precision in ("32-true", "bf16-true"):
-        straight = build(engine=TorchEngine())
-        run(mine, 2, straight, steps=6, precision=precision)
-        half = build(engine=TorchEngine())
-        stopped = run(mine, 2, half, steps=3, precision=precision)
-        stopped.save_checkpoint(folder / "half.ckpt")
-        resumed = build(engine=TorchEngine())
-        run(mine, 2, resumed, steps=6, precision=precision, ckpt_path=folder / "half.ckpt")
-        for name, value in weights(straight).items():
-            assert torch.equal(value, weights(resumed)[name]), name
+        assert_resumes_exactly(folder, "sketch_ddp", precision)
     other = build()
     try:
         from logra_lightning import SketchDDPStrategy

@@ -11,8 +11,8 @@ from lightning.pytorch import Callback
 
 from logra_lightning.objective import K3, ReinforcePlusPlus
 from logra_lightning.sketch.projection import projection_key, rademacher
-from tests.ranks_run import build, run, uneven_policy
-from tests.runs import run_ranks, weights
+from tests.ranks_run import build, run, run_script
+from tests.runs import weights
 
 pytestmark = [pytest.mark.dist, pytest.mark.usefixtures("private_datasets_cache")]
 
@@ -28,13 +28,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 SCRIPT = """
-import os, sys
 from pathlib import Path
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as groups
 from lightning.pytorch import Callback
-from logra_lightning import SketchAccumulation, TorchEngine
-from tests.ranks_run import FirstSketches, build, run
+from logra_lightning import SketchAccumulation
+from tests.ranks_run import FirstSketches, assert_resumes_exactly, build, own_folder, run
 from tests.runs import weights
 from tests.strategy.test_fsdp import options_of, CASES
 
@@ -55,10 +54,8 @@ class Count(Callback):
         self.found = (ends, layer, len(list(module.pack(module.rollouts))))
 
 if __name__ == "__main__":
-    rank = int(os.environ["RANK"])
     folder = Path({folder!r})
-    mine = folder / f"rank{{rank}}"
-    mine.mkdir(exist_ok=True)
+    rank, mine = own_folder(folder)
     for name in CASES:
         module, first = build(**options_of(name, folder)), FirstSketches()
         made = run(mine, 2, module, strategy="sketch_fsdp", more=[first])
@@ -67,18 +64,7 @@ if __name__ == "__main__":
         found = (weights(module), logged, module.rollouts.rows, first.flat, held)
         torch.save(found, folder / f"{{name}}_{{rank}}.pt")
     for precision in ("32-true", "bf16-true"):
-        def fit(steps, **options):
-            module = build(engine=TorchEngine())
-            made = run(mine, 2, module, steps=steps, strategy="sketch_fsdp",
-                       precision=precision, **options)
-            return module, made
-        straight, _ = fit(6)
-        _, stopped = fit(3)
-        stopped.save_checkpoint(folder / "half.ckpt")
-        resumed, _ = fit(6, ckpt_path=folder / "half.ckpt")
-        other = weights(resumed)
-        for name, value in weights(straight).items():
-            assert torch.equal(value, other[name]), (precision, name)
+        assert_resumes_exactly(folder, "sketch_fsdp", precision)
     groups.foreach_all_gather = counted
     for name in ("tied", "frozen others"):
         module, count = build(**options_of(name, folder)), Count()
@@ -96,10 +82,7 @@ def options_of(name: str, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ranks")
-    uneven_policy(folder / "uneven")
-    run_ranks(SCRIPT.format(folder=str(folder)), folder)
-    return folder
+    return run_script(SCRIPT, tmp_path_factory.mktemp("ranks"))
 
 
 def load(folder: Path, name: str, rank: int) -> tuple[dict, dict, list, torch.Tensor, float]:

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from logra_lightning.export import export_checkpoint
-from tests.ranks_run import build, run, uneven_policy
+from tests.ranks_run import build, own_folder, run, uneven_policy
 from tests.runs import run_ranks, weights
 
 pytestmark = [pytest.mark.dist, pytest.mark.usefixtures("private_datasets_cache")]
@@ -38,17 +38,12 @@ if __name__ == "__main__":
 
 
 def fit(folder: Path, strategy: str, precision: str, steps: int, ckpt: Path | None = None) -> Any:
-    mine = folder / f"rank{torch.distributed.get_rank() if is_distributed() else 0}"
-    mine.mkdir(exist_ok=True)
+    _, mine = own_folder(folder)
     module = build(model=str(folder / "uneven"))
     module.engine.calls = steps - 3 if ckpt else 0  # type: ignore[attr-defined]
     options: dict[str, Any] = {"precision": precision, "ckpt_path": ckpt}
     made = run(mine, RANKS[strategy], module, steps=steps, strategy=strategy, **options)
     return module, made
-
-
-def is_distributed() -> bool:
-    return torch.distributed.is_initialized()
 
 
 def start(folder: Path, strategy: str, precision: str) -> None:
