@@ -61,6 +61,7 @@ def test_sketch_vs_dense(tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.slow
 def test_kl_probe(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     table, figures = run("kl_probe.py", tmp_path / "x.json")
