@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import logra_lightning.data.prompts
-import logra_lightning.rollout.torch_engine  # noqa: F401  (imported once, for all that are forked)
+import logra_lightning.engines.torch_engine  # noqa: F401  (imported once, for all that are forked)
 from logra_lightning import (
     AdamWOptions,
     KLBudget,
@@ -44,7 +44,7 @@ from logra_lightning import (
     TorchEngine,
 )
 from logra_lightning.callbacks import StepCheckpoint
-from logra_lightning.checkpoint_io import read_checkpoint
+from logra_lightning.checkpoints.checkpoint_io import read_checkpoint
 
 POLICY = Path(__file__).parent.parent / "examples" / "tiny_policy"
 STEPS = 6

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from logra_lightning.policy import load_policy, load_tokenizer, pad_token_id
-from logra_lightning.rollout import TorchEngine
+from logra_lightning.engines import TorchEngine
+from logra_lightning.policy.load import load_policy
+from logra_lightning.tokenizer import load_tokenizer, pad_token_id
 from logra_lightning.types import SamplingParams
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_policy"

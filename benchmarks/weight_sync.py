@@ -25,10 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from logra_lightning.policy import load_policy, load_tokenizer
-from logra_lightning.rollout import PolicyWeight, VLLMEngine
-from logra_lightning.rollout.process_state import process_as_it_was
+from logra_lightning.engines import PolicyWeight, VLLMEngine
+from logra_lightning.engines.process_state import process_as_it_was
+from logra_lightning.policy.load import load_policy
 from logra_lightning.sketch import Factors, SketchBank, find_targets, merge_
+from logra_lightning.tokenizer import load_tokenizer
 from logra_lightning.types import SamplingParams
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_policy"
@@ -100,7 +101,7 @@ def start_bare(model: str, dtype: str, max_model_len: int, **options: Any) -> An
 def start_like_for_like(model: str, dtype: str, max_model_len: int) -> Any:
     options = {"logprobs_mode": "processed_logprobs"}
     if ON_CPU:
-        options["worker_cls"] = "logra_lightning.rollout.vllm_cpu_worker.PlainCPUWorker"
+        options["worker_cls"] = "logra_lightning.engines.vllm_cpu_worker.PlainCPUWorker"
     return start_bare(model, dtype, max_model_len, **options)
 
 

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from logra_lightning.rollout import Engine
+from logra_lightning.engines import Engine
 from logra_lightning.seeding import derive_seed
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 

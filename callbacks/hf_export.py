@@ -10,7 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from logra_lightning.hf_folder import (
+from logra_lightning.distributed.processes import of_all_ranks, rank
+from logra_lightning.distributed.sharding import is_cut_by_rows, on_rank_0, whole
+from logra_lightning.policy.hf_folder import (
     DType,
     Layout,
     Written,
@@ -18,8 +20,6 @@ from logra_lightning.hf_folder import (
     check_output_dir,
     write_folder,
 )
-from logra_lightning.ranks import of_all_ranks, rank
-from logra_lightning.sharding import is_cut_by_rows, on_rank_0, whole
 from logra_lightning.sketch.projection import canonical_name
 
 

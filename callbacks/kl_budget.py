@@ -15,13 +15,14 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
 from logra_lightning.callbacks.weight_sync import WeightSync
-from logra_lightning.ranks import of_all_ranks, sum_over_ranks_
-from logra_lightning.sketch import KLProbe, RowAdam
-from logra_lightning.sketch.inject import float32_weights
+from logra_lightning.distributed.processes import of_all_ranks, sum_over_ranks_
+from logra_lightning.kl import KLProbe
+from logra_lightning.kl.inject import float32_weights
+from logra_lightning.kl.predicted_kl import first_not_finite
+from logra_lightning.kl.step_kl import StepKL
+from logra_lightning.optim import RowAdam
+from logra_lightning.optim.row_adam import row_adam_of
 from logra_lightning.sketch.precision import full_precision
-from logra_lightning.sketch.predicted_kl import first_not_finite
-from logra_lightning.sketch.row_adam import row_adam_of
-from logra_lightning.sketch.step_kl import StepKL
 
 _SHRINK = 0.5  # at least by this, at each try
 
@@ -171,7 +172,7 @@ class KLBudget(Callback):
             raise ValueError(
                 f"KLBudget needs {type(pl_module).__name__} to have "
                 f"`kl_probe(num_rollouts, max_tokens)`, which returns a "
-                f"logra_lightning.sketch.KLProbe"
+                f"logra_lightning.kl.KLProbe"
             )
         if len(optimizer.param_groups) > 1:
             rank_zero_info("KLBudget covers the sketched weights, not those that AdamW trains.")

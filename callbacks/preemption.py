@@ -14,8 +14,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
-from logra_lightning.interruption import may_interrupt
-from logra_lightning.ranks import of_all_ranks
+from logra_lightning.checkpoints.interruption import may_interrupt
+from logra_lightning.distributed.processes import of_all_ranks
 
 _EXIT_CODE = 128 + signal.SIGTERM
 _TOGETHER_S = 2.0

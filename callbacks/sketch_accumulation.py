@@ -9,8 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
-from logra_lightning.sketch import RowAdam, SketchBank
-from logra_lightning.sketch.row_adam import row_adam_of
+from logra_lightning.optim import RowAdam
+from logra_lightning.optim.row_adam import row_adam_of
+from logra_lightning.sketch import SketchBank
 
 
 class SketchAccumulation(Callback):

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
 from logra_lightning.callbacks.preemption import PreemptedError
-from logra_lightning.checkpoint_io import AtomicCheckpointIO, CheckpointNotWrittenError
+from logra_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO, CheckpointNotWrittenError
 
 
 class StepCheckpoint(ModelCheckpoint):

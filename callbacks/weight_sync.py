@@ -14,11 +14,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from logra_lightning.rollout import Engine, PolicyWeight, SyncedEngine
-from logra_lightning.sharding import whole
-from logra_lightning.sketch import Factors, RowAdam
+from logra_lightning.distributed.sharding import whole
+from logra_lightning.engines import Engine, PolicyWeight, SyncedEngine
+from logra_lightning.optim import RowAdam
+from logra_lightning.optim.row_adam import row_adam_of
+from logra_lightning.sketch import Factors
 from logra_lightning.sketch.projection import canonical_name
-from logra_lightning.sketch.row_adam import row_adam_of
 
 MODES = ("shared", "factors", "dense")
 

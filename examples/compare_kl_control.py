@@ -45,7 +45,7 @@ def run(arguments: list[str], steps: int) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "logra_lightning", "fit"]
         command += ["--config", "configs/quickstart.yaml", f"--trainer.max_steps={steps}"]
-        command += ["--model.engine=logra_lightning.rollout.TorchEngine"]
+        command += ["--model.engine=logra_lightning.engines.TorchEngine"]
         command += [f"--trainer.logger.init_args.save_dir={folder}", *arguments]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         events = EventAccumulator(f"{folder}/quickstart/version_0")

@@ -25,9 +25,11 @@ from logra_lightning import (
     VLLMEngine,
     WeightSync,
 )
-from logra_lightning.policy import freeze_, load_policy, load_tokenizer, plain_attention
-from logra_lightning.rollout import Engine
-from logra_lightning.sketch import DEFAULT_TARGETS, KLProbe
+from logra_lightning.engines import Engine
+from logra_lightning.kl import KLProbe
+from logra_lightning.policy.load import freeze_, load_policy, plain_attention
+from logra_lightning.sketch import DEFAULT_TARGETS
+from logra_lightning.tokenizer import load_tokenizer
 
 MODEL = str(Path(__file__).parent / "tiny_policy")
 GROUP, MICROBATCHES = 8, 4

@@ -18,10 +18,10 @@ from logra_lightning.data import (
     PromptSource,
     ReasoningGymDataModule,
 )
+from logra_lightning.engines import TorchEngine, VLLMEngine
 from logra_lightning.module import PolicyModule
+from logra_lightning.optim import AdamWOptions, RelativeRowAdam, RowAdam
 from logra_lightning.rewards import Reward
-from logra_lightning.rollout import TorchEngine, VLLMEngine
-from logra_lightning.sketch import AdamWOptions, RelativeRowAdam, RowAdam
 from logra_lightning.strategy import SketchDDPStrategy, SketchFSDPStrategy, SketchStrategy
 from logra_lightning.types import PromptBatch, SamplingParams
 

@@ -38,8 +38,8 @@ from logra_lightning.callbacks import (
     ValidateAtEnds,
     WeightSync,
 )
-from logra_lightning.export import export_checkpoint
 from logra_lightning.module import PolicyModule
+from logra_lightning.policy.export import export_checkpoint
 
 _PROGRAM = "python -m logra_lightning"
 

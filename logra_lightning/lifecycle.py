@@ -17,22 +17,23 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from logra_lightning.dense import clip_gradients_, dense_adamw
-from logra_lightning.objective import check_head
-from logra_lightning.policy import (
+from logra_lightning.engines import Engine, TorchEngine, VLLMEngine
+from logra_lightning.optim import AdamWOptions, RowAdam
+from logra_lightning.optim.adamw import clip_gradients_, dense_adamw
+from logra_lightning.optim.state import NamedParameters
+from logra_lightning.policy.head import check_head
+from logra_lightning.policy.load import (
     checkpoint_activations_,
     exact_buffers,
     freeze_,
     load_policy,
-    load_tokenizer,
     policy_source,
     stop_token_ids,
 )
-from logra_lightning.rollout import Engine, TorchEngine, VLLMEngine
 from logra_lightning.seeding import derive_seed
-from logra_lightning.sketch import DEFAULT_TARGETS, AdamWOptions, RowAdam, SketchBank
-from logra_lightning.sketch.parameters import NamedParameters
+from logra_lightning.sketch import DEFAULT_TARGETS, SketchBank
 from logra_lightning.strategy import SketchMixin, check_trainer_options
+from logra_lightning.tokenizer import load_tokenizer
 
 OptimizerFactory = Callable[[NamedParameters, SketchBank, AdamWOptions, float | None], RowAdam]
 

@@ -20,8 +20,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from logra_lightning import checks
+from logra_lightning.distributed.processes import counts_over_ranks, of_all_ranks
+from logra_lightning.distributed.sharding import gathered_through_backward
+from logra_lightning.engines import Engine
+from logra_lightning.kl import KLProbe
 from logra_lightning.lifecycle import OptimizerFactory, PolicyLifecycle
-from logra_lightning.metrics import EvalMetrics
 from logra_lightning.objective import (
     GRPO,
     Advantage,
@@ -34,18 +37,15 @@ from logra_lightning.objective import (
     ReferenceKL,
     TokenMean,
     TokenTruncation,
-    head_of,
     token_logprobs,
 )
-from logra_lightning.objective.logprobs import final_hidden
-from logra_lightning.policy import context_length, pad_token_id
-from logra_lightning.probe import rollout_probe
-from logra_lightning.ranks import counts_over_ranks, of_all_ranks
-from logra_lightning.reference import Reference
+from logra_lightning.optim import AdamWOptions, RelativeRowAdam
+from logra_lightning.policy.head import final_hidden, head_of
+from logra_lightning.policy.load import context_length
+from logra_lightning.policy.reference import Reference
 from logra_lightning.rewards import Reward, check_columns, unusable_rows
 from logra_lightning.rollout import (
     DynamicSampling,
-    Engine,
     Sampler,
     collect,
     evaluate,
@@ -53,10 +53,11 @@ from logra_lightning.rollout import (
     minibatches,
     pack,
 )
+from logra_lightning.rollout.evaluation import EvalMetrics
+from logra_lightning.rollout.probe import rollout_probe
 from logra_lightning.rollout.stats import merged_metrics
-from logra_lightning.sharding import gathered_through_backward
-from logra_lightning.sketch import AdamWOptions, KLProbe, RelativeRowAdam
 from logra_lightning.strategy import SketchMixin
+from logra_lightning.tokenizer import pad_token_id
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 
 _MUCH_TRUNCATED = 0.25  # of the first batch's completions

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import nn
 
-from logra_lightning.rollout import PolicyWeight, TorchEngine
-from logra_lightning.rollout.vllm_worker import WeightReceiver
-from logra_lightning.rollout.weights import checksum
+from logra_lightning.engines import PolicyWeight, TorchEngine
+from logra_lightning.engines.vllm_worker import WeightReceiver
+from logra_lightning.engines.weights import checksum
 from logra_lightning.sketch import Factors
 
 

@@ -21,7 +21,7 @@ from logra_lightning import (
     SketchStrategy,
     TorchEngine,
 )
-from logra_lightning.sharding import whole
+from logra_lightning.distributed.sharding import whole
 from tests.conftest import ROOT, TINY_POLICY, write_sums
 
 

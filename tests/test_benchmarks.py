@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from logra_lightning.policy import load_policy
+from logra_lightning.policy.load import load_policy
 from logra_lightning.sketch import find_targets
 from tests.conftest import ROOT, TINY_POLICY
 

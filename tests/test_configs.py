@@ -151,7 +151,7 @@ def with_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[st
     """The module that the quick start's file makes with some options of the model changed."""
 
     config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
-    config["model"]["engine"] = {"class_path": "logra_lightning.rollout.TorchEngine"}
+    config["model"]["engine"] = {"class_path": "logra_lightning.engines.TorchEngine"}
     config["model"] |= options
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(config))
     return parse(monkeypatch, "fit", "--config", str(tmp_path / "x.yaml")).model

@@ -15,12 +15,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from logra_lightning.cli import LograCLI, main
-from logra_lightning.export import export_checkpoint
-from logra_lightning.hf_folder import Written
+from logra_lightning.policy.export import export_checkpoint
+from logra_lightning.policy.hf_folder import Written
 from tests.conftest import ROOT
 
 # What `make quickstart` runs, and on a machine without vLLM the next best.
-TORCH_ENGINE = "--model.engine=logra_lightning.rollout.TorchEngine"
+TORCH_ENGINE = "--model.engine=logra_lightning.engines.TorchEngine"
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 ENGINE = [] if HAS_VLLM else [TORCH_ENGINE]
 

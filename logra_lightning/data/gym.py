@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from logra_lightning.data.tokenized import Rows, SourceRows, TokenizedDataModule
+from logra_lightning.data.module import Rows, SourceRows, TokenizedDataModule
 
 
 @dataclass

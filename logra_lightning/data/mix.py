@@ -9,9 +9,9 @@ from typing import Any
 
 from logra_lightning.data.encode import PromptTemplate
 from logra_lightning.data.gym import GymSource
+from logra_lightning.data.module import Rows, SourceRows, TokenizedDataModule
 from logra_lightning.data.prompts import hold_out
 from logra_lightning.data.read import default_label, read_rows
-from logra_lightning.data.tokenized import Rows, SourceRows, TokenizedDataModule
 
 
 @dataclass

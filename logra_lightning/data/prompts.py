@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from logra_lightning.data.module import Rows, SourceRows, TokenizedDataModule
 from logra_lightning.data.read import default_label, read_rows
-from logra_lightning.data.tokenized import Rows, SourceRows, TokenizedDataModule
 
 
 class PromptDataModule(TokenizedDataModule):

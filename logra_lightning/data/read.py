@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from logra_lightning.data.loader import column_names
+from logra_lightning.data.tokenized_prompts import column_names
 
 _FILES = (".json", ".jsonl", ".parquet")
 

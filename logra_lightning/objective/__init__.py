@@ -18,7 +18,7 @@ from logra_lightning.objective.correction import (
     TokenMask,
     TokenTruncation,
 )
-from logra_lightning.objective.logprobs import Head, check_head, head_of, token_logprobs
+from logra_lightning.objective.logprobs import Head, token_logprobs
 from logra_lightning.objective.loss import CISPO, GSPO, Loss, PPOClip, Reinforce
 from logra_lightning.objective.normalizer import (
     ConstantLength,
@@ -59,7 +59,5 @@ __all__ = [
     "TokenMask",
     "TokenMean",
     "TokenTruncation",
-    "check_head",
-    "head_of",
     "token_logprobs",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from logra_lightning.ranks import of_all_ranks
+from logra_lightning.distributed.processes import of_all_ranks
 from logra_lightning.types import Microbatch
 
 _WEIGHT, _SQUARE = "weight", "weight_square"

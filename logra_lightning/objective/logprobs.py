@@ -1,21 +1,14 @@
-"""Logprobs and entropy of tokens, in chunks: `[tokens, vocabulary]` in fp32 never exists whole.
-
-The head is read off the model, with what some models do to their logits (a softcap, a scale); a
-model whose logits are made in another way is refused by `check_head`.
-"""
+"""Logprobs and entropy of tokens, in chunks: `[tokens, vocabulary]` in fp32 never exists whole."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
-
-from logra_lightning.sharding import gathered
 
 _EXACT_ROWS = 8192  # of the head's weight in fp32 at a time
 
@@ -58,59 +51,6 @@ class Head:
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits.to(torch.float32)
-
-
-def head_of(policy: nn.Module) -> Head:
-    """The head of a `transformers` causal language model.
-
-    Raises:
-        ValueError: no output embedding.
-    """
-    policy_: Any = policy
-    output = policy_.get_output_embeddings()
-    if output is None:
-        raise ValueError(f"{type(policy).__name__} has no output embedding (lm_head) to train with")
-    config = policy_.config
-    scale = getattr(config, "logit_scale", None) or 1.0
-    scale = scale / (getattr(config, "logits_scaling", None) or 1.0)
-    softcap = getattr(config, "final_logit_softcapping", None)
-    return Head(output.weight, getattr(output, "bias", None), scale, softcap)
-
-
-def final_hidden(policy: nn.Module, input_ids: Tensor) -> Tensor:
-    """[B, L] right-padded token ids to [B, L, H] hidden states after the final norm.
-
-    No attention mask: padding on the right of a causal model changes nothing to its left.
-    """
-    policy_: Any = policy
-    return policy_.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-
-
-@torch.no_grad()
-def check_head(policy: nn.Module, *, tolerance: float) -> None:
-    """Refuse a model whose logits are not those of `head_of`, by a forward pass of few tokens.
-
-    Args:
-        policy: a `transformers` causal language model.
-        tolerance: largest difference of a logit, relative to the largest logit.
-
-    Raises:
-        ValueError: the logits differ.
-    """
-    policy_: Any = policy
-    device = next(policy.parameters()).device
-    vocabulary = policy_.config.get_text_config().vocab_size
-    tokens = torch.arange(1, 9, dtype=torch.int64, device=device)[None] % vocabulary
-    expected = policy_(input_ids=tokens, use_cache=False).logits[0].to(torch.float32)
-    hidden = final_hidden(policy, tokens)[0]
-    with gathered(policy_.get_output_embeddings()):
-        actual = head_of(policy).logits(hidden)
-    error = (actual - expected).abs().max() / expected.abs().max().clamp_min(1e-6)
-    if not error <= tolerance:
-        raise ValueError(
-            f"{type(policy).__name__} makes its logits in a way that is not supported: they "
-            f"differ from those of its output embedding by {error:.1e} of the largest"
-        )
 
 
 def token_logprobs(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from logra_lightning.distributed.processes import of_all_ranks, rank
+from logra_lightning.engines.engine import Engine
 from logra_lightning.objective.advantage import Advantage, is_constant
-from logra_lightning.ranks import of_all_ranks, rank
-from logra_lightning.rewards import Reward, score, voted_answers
-from logra_lightning.rollout.engine import Engine
+from logra_lightning.rewards import Reward, score
 from logra_lightning.rollout.stats import merged_metrics, rollout_stats
 from logra_lightning.seeding import derive_seed
 from logra_lightning.types import PromptBatch, Rollouts, SamplingParams
@@ -182,38 +181,3 @@ def joined(parts: Sequence[Rollouts]) -> Rollouts:
         rows=[row for part in parts for row in part.rows],
         metrics=merged_metrics([part.metrics for part in parts]),
     )
-
-
-def evaluate(prompts: PromptBatch, *, sampler: Sampler, seed: int) -> list[dict[str, Any]]:
-    """Completions of each prompt with their reward, as plain values.
-
-    Args:
-        prompts: P prompts.
-        sampler: makes rollouts of prompts; its temperature may be 0.
-        seed: for the engine.
-
-    Returns:
-        P * G rows of `row`, `source`, `prompt`, `completion`, `answer` (what it counts for in a
-        vote, or None), `reward`, `length` (tokens) and `truncated`.
-    """
-    if len(prompts) == 0:  # this rank's share of a last, small batch
-        sampler.take_part()
-        return []
-    rollouts = sampler(prompts, seed)
-    texts = sampler.decode([completion.token_ids for completion in rollouts.completions])
-    sources = prompts.columns.get("source", [None] * len(prompts))
-    columns = {
-        "row": rollouts.rows,
-        "source": [source for source in sources for _ in range(sampler.group_size)],
-        "prompt": [
-            t for t in sampler.decode(prompts.prompt_ids) for _ in range(sampler.group_size)
-        ],
-        "completion": texts,
-        "answer": voted_answers(sampler.rewards, texts) if sampler.group_size > 1 else texts,
-        "reward": rollouts.rewards.tolist(),
-        "length": rollouts.lengths.tolist(),
-        "truncated": rollouts.truncated.tolist(),
-    }
-    return [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from logra_lightning.ranks import of_all_ranks
+from logra_lightning.distributed.processes import of_all_ranks
 from logra_lightning.types import Microbatch, Rollouts
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
-from logra_lightning.ranks import copy_from_rank_0_
+from logra_lightning.distributed.processes import copy_from_rank_0_
 from logra_lightning.strategy.mixin import SketchMixin
 
 

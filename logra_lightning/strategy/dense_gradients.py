@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import Parameter
 
-from logra_lightning.ranks import sum_over_ranks_
+from logra_lightning.distributed.processes import sum_over_ranks_
 
 
 def sum_dense_gradients_(params: Sequence[Parameter], device: torch.device) -> None:

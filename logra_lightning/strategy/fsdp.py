@@ -16,8 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from logra_lightning.ranks import copy_from_rank_0_
-from logra_lightning.sharding import (
+from logra_lightning.distributed.processes import copy_from_rank_0_
+from logra_lightning.distributed.sharding import (
     held_rows,
     is_cut_by_rows,
     is_sharded,

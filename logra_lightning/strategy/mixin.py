@@ -17,12 +17,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.optim import Optimizer
 
-from logra_lightning.checkpoint_io import AtomicCheckpointIO
-from logra_lightning.ranks import num_ranks, of_all_ranks, sum_over_ranks_
-from logra_lightning.sharding import is_sharded
+from logra_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
+from logra_lightning.distributed.processes import num_ranks, of_all_ranks, sum_over_ranks_
+from logra_lightning.distributed.sharding import is_sharded
+from logra_lightning.optim.row_adam import RowAdam
 from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, find_targets
 from logra_lightning.sketch.capture import SketchCapture
-from logra_lightning.sketch.row_adam import RowAdam
 from logra_lightning.strategy.dense_gradients import sum_dense_gradients_
 from logra_lightning.strategy.parent_watch import exit_with_parent
 

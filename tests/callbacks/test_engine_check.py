@@ -15,7 +15,7 @@ from torch import nn
 
 from logra_lightning import SamplingParams, SketchAccumulation
 from logra_lightning.callbacks import EngineCheck, WeightSync
-from logra_lightning.rollout import Engine, PolicyWeight
+from logra_lightning.engines import Engine, PolicyWeight
 from logra_lightning.sketch import Factors
 from logra_lightning.types import Completion
 from tests.copy_engine import CopyEngine

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from logra_lightning import SketchAccumulation
 from logra_lightning.callbacks import HFExport, StepCheckpoint
-from logra_lightning.export import export_checkpoint
+from logra_lightning.policy.export import export_checkpoint
 from tests.conftest import TINY_POLICY, make_llama
 from tests.ranks_run import run_script
 from tests.runs import data, fit, policy, trainer
@@ -147,7 +147,7 @@ def test_a_full_disk_costs_the_folder_and_not_the_last_checkpoint(
     def fail(*_: Any, **__: Any) -> None:
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr("logra_lightning.hf_folder.save_file", fail)
+    monkeypatch.setattr("logra_lightning.policy.hf_folder.save_file", fail)
     keep = StepCheckpoint(dirpath=tmp_path, save_on_exception=False)
     with pytest.raises(RuntimeError, match="HFExport: .*No space left on device; .* MB are free"):
         fit(

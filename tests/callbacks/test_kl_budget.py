@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from logra_lightning import PolicyModule, RelativeRowAdam, Reward, RowAdam, SketchAccumulation
 from logra_lightning.callbacks import KLBudget, WeightSync
 from logra_lightning.callbacks.kl_budget import Schedule
-from logra_lightning.sketch import KLProbe
+from logra_lightning.kl import KLProbe
 from tests.copy_engine import CopyEngine
 from tests.runs import data, policy, trainer, weights
 

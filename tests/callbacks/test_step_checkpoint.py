@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from logra_lightning.callbacks import StepCheckpoint
 from logra_lightning.callbacks.preemption import PreemptedError
-from logra_lightning.checkpoint_io import AtomicCheckpointIO, CheckpointNotWrittenError
+from logra_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO, CheckpointNotWrittenError
 
 
 @pytest.mark.parametrize(("steps", "validate_every"), [(5, 3), (6, 3), (2, 100)])

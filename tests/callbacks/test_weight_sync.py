@@ -13,8 +13,8 @@ from torch import nn
 
 from logra_lightning import AdamWOptions, PolicyModule, RelativeRowAdam, Reward, SketchAccumulation
 from logra_lightning.callbacks import EngineCheck, WeightSync
-from logra_lightning.rollout import VLLMEngine
-from logra_lightning.sketch import RowAdam
+from logra_lightning.engines import VLLMEngine
+from logra_lightning.optim import RowAdam
 from tests import runs
 from tests.copy_engine import CopyEngine, disturb
 from tests.runs import data, trainer
@@ -133,7 +133,7 @@ def test_others_that_train_travel_along(tmp_path: Path) -> None:
 
 
 def _copied(module: PolicyModule) -> dict[str, torch.Tensor]:
-    from logra_lightning.policy import load_policy
+    from logra_lightning.policy.load import load_policy
 
     loaded = load_policy(module.model_path, dtype=torch.bfloat16)
     return {name: p.detach() for name, p in loaded.named_parameters()}

@@ -38,7 +38,7 @@ def test_every_preset_replaces_the_data_of_a_config(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, preset: Path
 ) -> None:
     config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
-    config["model"]["engine"] = {"class_path": "logra_lightning.rollout.TorchEngine"}
+    config["model"]["engine"] = {"class_path": "logra_lightning.engines.TorchEngine"}
     # What the command line keeps of these where the class stays the same would spoil the rows.
     options = {"path": "o.jsonl", "name": "o", "columns": {"o": "o"}, "label": "o", "val_size": 7}
     options |= {"split": "o", "prompt_template": "{o}", "prompts_per_step": 5}

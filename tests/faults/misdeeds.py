@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from logra_lightning.rollout import TorchEngine
+from logra_lightning.engines import TorchEngine
 from logra_lightning.types import Completion
 
 GOOD_CALLS = 40  # in the middle of the third batch of 16 completions

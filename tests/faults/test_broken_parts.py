@@ -19,7 +19,7 @@ from tests.faults.fault_run import children
 
 pytestmark = pytest.mark.faults
 
-TORCH_ENGINE = "logra_lightning.rollout.TorchEngine"
+TORCH_ENGINE = "logra_lightning.engines.TorchEngine"
 
 
 def begin(folder: Path, *options: str, reward: str = "", hang_s: float = 600) -> Any:
@@ -126,7 +126,7 @@ def test_a_vllm_process_that_is_killed_ends_the_run_in_one_line(
     pytest.importorskip("vllm")
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     engine = [
-        "--model.engine=logra_lightning.rollout.VLLMEngine",
+        "--model.engine=logra_lightning.engines.VLLMEngine",
         "--model.engine.init_args.kv_cache_memory_bytes=67108864",
     ]
     run = begin(tmp_path, *engine, "--trainer.max_steps=100000")

@@ -5,30 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    CohereConfig,
-    Gemma2Config,
-    GraniteConfig,
-    LlamaForCausalLM,
-)
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from logra_lightning.objective import Head, check_head, head_of, token_logprobs
-from logra_lightning.objective.logprobs import final_hidden, plain_token_logprobs
+from logra_lightning.objective import Head, token_logprobs
+from logra_lightning.objective.logprobs import plain_token_logprobs
 from tests.peak import peak_bytes
-
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
 
 
 def inputs(tokens: int = 23, vocabulary: int = 61, size: int = 16) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,51 +58,6 @@ def test_logits_never_exist_whole() -> None:
         logprobs, _ = token_logprobs(hidden, targets, Head(weight), temperature=1.0, chunk_tokens=8)
         logprobs.sum().backward()
     assert largest == 8
-
-
-def model_of(config: object) -> LlamaForCausalLM:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(config).eval()
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        Gemma2Config(**SIZES, final_logit_softcapping=0.05),
-        CohereConfig(**SIZES, logit_scale=0.0625),
-        GraniteConfig(**SIZES, logits_scaling=8.0),
-    ],
-    ids=lambda config: config.model_type,
-)
-def test_the_models_own_softcap_and_scale_are_applied(config: object) -> None:
-    model = model_of(config)
-    tokens = torch.arange(10)[None]
-    expected = model(input_ids=tokens).logits[0]
-    actual = head_of(model).logits(final_hidden(model, tokens)[0])
-    torch.testing.assert_close(actual, expected)
-    plain = final_hidden(model, tokens)[0] @ model.get_output_embeddings().weight.t()
-    assert (plain - expected).abs().max() > 1e-3  # so that the comparison means something
-    check_head(model, tolerance=1e-4)
-
-
-def test_a_model_that_makes_its_logits_otherwise_is_refused_by_name(
-    llama: LlamaForCausalLM,
-) -> None:
-    class Odd(LlamaForCausalLM):
-        def forward(self, **kwargs):  # type: ignore[no-untyped-def]
-            return CausalLMOutputWithPast(logits=super().forward(**kwargs).logits * 1.01)
-
-    odd = Odd(llama.config).eval()
-    with pytest.raises(ValueError, match="Odd makes its logits in a way that is not supported"):
-        check_head(odd, tolerance=1e-4)
-
-
-def test_padding_on_the_right_changes_nothing(llama: LlamaForCausalLM) -> None:
-    tokens = torch.tensor([[5, 6, 7, 0, 0, 0]])
-    torch.testing.assert_close(
-        final_hidden(llama, tokens)[:, :3], final_hidden(llama, tokens[:, :3])
-    )
 
 
 def test_exact_logits_are_computed_in_fp32_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:

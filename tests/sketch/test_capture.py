@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
-from logra_lightning.policy import checkpoint_activations_
+from logra_lightning.policy.load import checkpoint_activations_
 from logra_lightning.sketch import (
     SketchBank,
     SketchCapture,

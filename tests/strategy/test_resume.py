@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from logra_lightning.export import export_checkpoint
+from logra_lightning.policy.export import export_checkpoint
 from tests.ranks_run import build, own_folder, run, uneven_policy
 from tests.runs import run_ranks, weights
 

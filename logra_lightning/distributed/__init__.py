@@ -1,0 +1,1 @@
+"""The processes that train together, and weights of which each holds a part."""

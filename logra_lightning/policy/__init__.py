@@ -1,0 +1,29 @@
+"""The policy: a `transformers` causal language model, made ready for training and given away."""
+
+from logra_lightning.policy.head import check_head, final_hidden, head_of
+from logra_lightning.policy.load import (
+    checkpoint_activations_,
+    context_length,
+    exact_buffers,
+    freeze_,
+    load_policy,
+    plain_attention,
+    policy_source,
+    stop_token_ids,
+)
+from logra_lightning.policy.reference import Reference
+
+__all__ = [
+    "Reference",
+    "check_head",
+    "checkpoint_activations_",
+    "context_length",
+    "exact_buffers",
+    "final_hidden",
+    "freeze_",
+    "head_of",
+    "load_policy",
+    "plain_attention",
+    "policy_source",
+    "stop_token_ids",
+]

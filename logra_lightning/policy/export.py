@@ -1,0 +1,178 @@
+"""`export_checkpoint`: the policy in a checkpoint, as a folder for `transformers` and vLLM."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from logra_lightning.checkpoints.checkpoint_io import read_checkpoint
+from logra_lightning.policy.hf_folder import (
+    MAX_SHARD_BYTES,
+    DType,
+    Layout,
+    Written,
+    check_output_dir,
+    write_folder,
+)
+from logra_lightning.sketch.projection import canonical_name
+from logra_lightning.tokenizer import load_tokenizer
+
+
+def export_checkpoint(
+    ckpt_path: str, output_dir: str, model: str | None = None, dtype: DType = "auto"
+) -> Written:
+    """Write the policy of a checkpoint as a Hugging Face folder, which transformers and vLLM open.
+
+    The checkpoint is read weight by weight, whatever strategy it was trained with.
+
+    Args:
+        ckpt_path: file that a run saved, for instance `.../checkpoints/last.ckpt`.
+        output_dir: folder to make; must not be there, or be empty.
+        model: folder or hub name that the run started from, where its folder has moved.
+        dtype: of the weights; `auto` leaves them as the trainer computes with them.
+
+    Raises:
+        ValueError: there is no such checkpoint, it is of something else, or the folder cannot be
+            made.
+    """
+    check_output_dir(output_dir)
+    checkpoint = _read(Path(ckpt_path).expanduser())
+    weights = _policy_weights(checkpoint, ckpt_path)
+    config, generation_config, tokenizer = _parts(checkpoint, ckpt_path, model)
+    layout = Layout(config)
+    layout.check(weights)
+    for name, other in layout.ties.items():
+        if name in weights and not torch.equal(weights[name], weights[other]):
+            raise ValueError(f"{name!r} and {other!r} are tied by the config, but differ")
+    return write_folder(
+        output_dir,
+        layout,
+        _shown(weights, layout),
+        tokenizer=tokenizer,
+        generation_config=generation_config or layout.generation_config,
+        dtype=dtype,
+        max_shard_bytes=MAX_SHARD_BYTES,
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The checkpoint; its tensors stay in the file until they are used."""
+    if path.is_dir():
+        raise ValueError(
+            f"ckpt_path {str(path)!r} is a folder: export reads checkpoints of one file, which "
+            f"ModelParallelStrategy saves with save_distributed_checkpoint=false"
+        )
+    if not path.is_file():
+        raise ValueError(f"there is no checkpoint {str(path)!r}: set ckpt_path to one")
+    try:
+        found = read_checkpoint(path)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"ckpt_path {str(path)!r} holds more than tensors and plain data, and opening it could "
+            f"run code of others: save the module without objects in its hyper-parameters"
+        ) from error
+    if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict):
+        raise ValueError(f"ckpt_path {str(path)!r} is not a checkpoint of Lightning")
+    return found
+
+
+def _policy_weights(checkpoint: dict[str, Any], path: str) -> dict[str, Tensor]:
+    names = [name for name in checkpoint["state_dict"] if name.startswith("policy.")]
+    if not names:
+        raise ValueError(
+            f"checkpoint {path!r} has no policy: export reads those of PolicyModule, and of "
+            f"modules whose language model is their attribute `policy`"
+        )
+    return {
+        canonical_name(name.removeprefix("policy.")): checkpoint["state_dict"][name]
+        for name in names
+    }
+
+
+def _parts(checkpoint: dict[str, Any], path: str, model: str | None) -> tuple[Any, Any, Any]:
+    """Config, generation config (None for the default one) and tokenizer."""
+    from transformers import CONFIG_MAPPING, GenerationConfig
+
+    source = checkpoint.get("policy_source")
+    where = _where(source, path, model)
+    tokenizer = _loaded(load_tokenizer, where)
+    if source is None:
+        config, generation_config = _configs_of(where)
+    else:
+        saved = json.loads(source["config"])
+        if saved["model_type"] not in CONFIG_MAPPING:
+            raise ValueError(f"transformers has no model of the type {saved['model_type']!r}")
+        config = CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
+        generation_config = GenerationConfig.from_dict(json.loads(source["generation_config"]))
+        if model is not None:
+            _check_same_model(config, _configs_of(where)[0], model)
+    return config, generation_config, tokenizer
+
+
+def _where(source: dict[str, Any] | None, path: str, model: str | None) -> str:
+    """Folder or hub name of the tokenizer."""
+    if model is not None:
+        return str(Path(model).expanduser()) if model.startswith("~") else model
+    if source is None:
+        raise ValueError(
+            f"checkpoint {path!r} does not say which model it started from: name it with --model"
+        )
+    folder = source["folder"]
+    if folder is not None and not Path(folder).is_dir():
+        raise ValueError(
+            f"the run started from {folder!r}, which is not there: say with --model where it is now"
+        )
+    return folder or source["model"]
+
+
+def _configs_of(model: str) -> tuple[Any, Any]:
+    from transformers import AutoConfig, GenerationConfig
+
+    config = _loaded(AutoConfig.from_pretrained, model)
+    try:
+        return config, GenerationConfig.from_pretrained(model)
+    except OSError:  # a model may have none
+        return config, None
+
+
+def _loaded(load: Any, model: str) -> Any:
+    try:
+        return load(model)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"{model!r} cannot be loaded: {reason} Name a folder or hub name with --model"
+        ) from error
+
+
+def _check_same_model(config: Any, other: Any, model: str) -> None:
+    """Raise ValueError where the tokenizer would be of another model."""
+    ours, theirs = config.get_text_config(), other.get_text_config()
+    for name in ("model_type", "vocab_size"):
+        if getattr(ours, name) != getattr(theirs, name):
+            raise ValueError(
+                f"--model {model!r} is not what the run started from: its {name} is "
+                f"{getattr(theirs, name)}, the checkpoint's is {getattr(ours, name)}"
+            )
+
+
+def _shown(weights: dict[str, Tensor], layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    """Each weight, with a bar where somebody watches."""
+    names = track(
+        layout.shapes,
+        "export",
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    for name in names:
+        yield name, weights[name]

@@ -1,0 +1,166 @@
+"""Validation: completions of each prompt as plain rows, and the means that are logged of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+from logra_lightning.distributed.processes import of_all_ranks
+from logra_lightning.rewards import voted_answers
+from logra_lightning.rollout.collect import Sampler
+from logra_lightning.rollout.pass_at_k import average_at_n, majority_at_n, pass_at_k
+from logra_lightning.types import PromptBatch
+
+
+def evaluate(prompts: PromptBatch, *, sampler: Sampler, seed: int) -> list[dict[str, Any]]:
+    """Completions of each prompt with their reward, as plain values.
+
+    Args:
+        prompts: P prompts.
+        sampler: makes rollouts of prompts; its temperature may be 0.
+        seed: for the engine.
+
+    Returns:
+        P * G rows of `row`, `source`, `prompt`, `completion`, `answer` (what it counts for in a
+        vote, or None), `reward`, `length` (tokens) and `truncated`.
+    """
+    if len(prompts) == 0:  # this rank's share of a last, small batch
+        sampler.take_part()
+        return []
+    rollouts = sampler(prompts, seed)
+    texts = sampler.decode([completion.token_ids for completion in rollouts.completions])
+    sources = prompts.columns.get("source", [None] * len(prompts))
+    columns = {
+        "row": rollouts.rows,
+        "source": [source for source in sources for _ in range(sampler.group_size)],
+        "prompt": [
+            t for t in sampler.decode(prompts.prompt_ids) for _ in range(sampler.group_size)
+        ],
+        "completion": texts,
+        "answer": voted_answers(sampler.rewards, texts) if sampler.group_size > 1 else texts,
+        "reward": rollouts.rewards.tolist(),
+        "length": rollouts.lengths.tolist(),
+        "truncated": rollouts.truncated.tolist(),
+    }
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+
+
+_Means = dict[tuple[str | None, str], MeanMetric]  # by source and name
+
+
+class EvalMetrics:
+    """What a validation says, over all prompts and for each source of prompts.
+
+    It is no `nn.Module`, so a `LightningModule` holds it as a plain attribute
+    (`self.eval_metrics = EvalMetrics(ks)`), where it enters no state_dict and is neither cast nor
+    moved. Call `reset()` when a validation begins, `update()` for each batch, and `compute()` at
+    the end, in every process: the values are means over the prompts of all processes, to be logged
+    without `sync_dist`.
+
+    Args:
+        ks: the k of each pass@k to compute beside pass@1, none above the completions per prompt.
+
+    Raises:
+        ValueError: a k below 1.
+    """
+
+    def __init__(self, ks: Sequence[int] = ()) -> None:
+        self.ks = sorted({1, *ks})
+        if self.ks[0] < 1:
+            raise ValueError(f"pass@k needs a k of at least 1, got {self.ks[0]}")
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all prompts."""
+        self._n = 0
+        self._means: _Means = {}
+
+    def update(
+        self,
+        rewards: Tensor,
+        success_reward: float,
+        lengths: Tensor,
+        truncated: Tensor,
+        answers: Sequence[Sequence[str | None]] | None,
+        sources: Sequence[str | None],
+    ) -> None:
+        """Add P prompts with n completions each; n stays the same until `reset()`.
+
+        Args:
+            rewards: [P, n] fp32.
+            success_reward: a completion with at least this reward is a success.
+            lengths: [P, n], completion tokens.
+            truncated: [P, n] bool, whether a completion was cut off.
+            answers: P lists of n answers, see `majority_at_n`; None leaves maj@n out.
+            sources: P names of where the prompts come from; None stands for no source.
+
+        Raises:
+            ValueError: shapes that do not fit, another n than before, or a k above n.
+        """
+        shapes = [list(values.shape) for values in (rewards, lengths, truncated)]
+        if rewards.ndim != 2 or shapes[1:] != shapes[:-1] or len(sources) != len(rewards):
+            raise ValueError(
+                f"rewards, lengths and truncated must be [prompts, completions] and sources one "
+                f"name per prompt, got {shapes} and {len(sources)} sources"
+            )
+        n = rewards.shape[1]
+        if self._n not in (0, n):
+            raise ValueError(
+                f"a validation must draw equally many completions of each prompt, got {n} after "
+                f"{self._n}"
+            )
+        self._n = n
+        successes = rewards >= success_reward
+        values = {f"pass@{k}": pass_at_k(successes, k) for k in self.ks}
+        if n > 1:
+            values[f"avg@{n}"] = average_at_n(successes)
+            if answers is not None:
+                values[f"maj@{n}"] = majority_at_n(successes, answers)
+        plain = {"reward": rewards, "length": lengths, "truncated_frac": truncated}
+        values |= {k: v.cpu().to(torch.float64).mean(dim=1) for k, v in plain.items()}
+        for source in dict.fromkeys(sources):
+            of_source = torch.tensor([other == source for other in sources], device="cpu")
+            for name, per_prompt in values.items():
+                mean = MeanMetric(nan_strategy="disable", sync_on_compute=False)
+                mean.set_dtype(torch.float64)
+                mean.update(per_prompt[of_source])
+                _merge(self._means, (source, name), mean)
+
+    def compute(self) -> dict[str, float]:
+        """Means over the prompts of all processes; every process must call it.
+
+        Returns:
+            `pass@1` and each `pass@k`, with n > 1 completions per prompt also `avg@<n>` and
+            `maj@<n>`, then `reward`, `length` (tokens) and `truncated_frac`. Where the prompts come
+            from more than one source, the same of each, as `<source>/<name>`. Empty without
+            prompts.
+        """
+        total: _Means = {}
+        by_source: _Means = {}
+        # Whole objects: processes may have seen other sources, so that they could not sync metric
+        # by metric.
+        for means in of_all_ranks(self._means):
+            for (source, name), mean in means.items():
+                _merge(total, (None, name), mean)
+                _merge(by_source, (source, name), mean)
+        found = {name: mean.compute().item() for (_, name), mean in total.items()}
+        if len({source for source, _ in by_source}) > 1:
+            for (source, name), mean in by_source.items():
+                if source is not None:
+                    found[f"{source}/{name}"] = mean.compute().item()
+        return found
+
+
+def _merge(means: _Means, key: tuple[str | None, str], mean: MeanMetric) -> None:
+    """Count what `mean` has seen in the metric of this key as well."""
+    if key in means:
+        means[key].merge_state(mean)
+    else:
+        means[key] = deepcopy(mean)

@@ -1,0 +1,74 @@
+"""`rollout_probe`: rollouts of a `transformers` policy as a `KLProbe`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from logra_lightning.distributed.sharding import gathered
+from logra_lightning.kl import KLProbe
+from logra_lightning.policy.head import final_hidden, head_of
+from logra_lightning.policy.load import plain_attention
+from logra_lightning.rollout import in_step, pack
+from logra_lightning.types import Microbatch, Rollouts
+
+_TOKENS = 2048  # padded tokens of one forward pass, which is in fp32 and has plain attention
+
+
+def rollout_probe(
+    policy: nn.Module,
+    rollouts: Rollouts,
+    *,
+    temperature: float,
+    pad_token_id: int,
+    device: torch.device,
+    mismatch: float | None = None,
+    together: bool = False,
+) -> KLProbe:
+    """The completion tokens of `rollouts`.
+
+    Args:
+        policy: a `transformers` causal language model.
+        rollouts: all of them are used.
+        temperature: that they were sampled with.
+        pad_token_id: fills rows on the right.
+        device: of the policy.
+        mismatch: as in `KLProbe`.
+        together: make as many forward passes on all ranks; then every rank must call this.
+    """
+    sizes = [
+        len(prompt) + len(completion.token_ids)
+        for prompt, completion in zip(rollouts.prompt_ids, rollouts.completions, strict=True)
+    ]
+    microbatches = pack(
+        rollouts,
+        max([_TOKENS, *sizes]),
+        pad_token_id=pad_token_id,
+        temperature=temperature,
+        device=device,
+    )
+    if together:
+        microbatches = in_step(microbatches, device)
+
+    @contextmanager
+    def prepared() -> Iterator[None]:
+        output: Any = policy.get_output_embeddings()  # type: ignore[operator]
+        with plain_attention(policy), gathered(output):
+            yield
+
+    def forward(microbatch: Microbatch) -> Tensor:
+        predicts = microbatch.completion_mask[:, 1:]  # position t predicts token t + 1
+        return final_hidden(policy, microbatch.input_ids)[:, :-1][predicts]
+
+    return KLProbe(
+        model=policy,
+        forwards=[partial(forward, microbatch) for microbatch in microbatches],
+        logits=lambda hidden: head_of(policy).exact_logits(hidden) / temperature,
+        prepared=prepared,
+        mismatch=mismatch,
+    )

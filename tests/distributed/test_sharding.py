@@ -1,0 +1,91 @@
+"""Sharded weights: what a rank holds, and all of it; plain weights are left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from logra_lightning.distributed.sharding import (
+    gathered,
+    gathered_through_backward,
+    held_rows,
+    is_sharded,
+    local,
+    on_rank_0,
+    squared_norms,
+    whole,
+)
+from tests.runs import run_ranks
+
+SCRIPT = """
+import os
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from logra_lightning.distributed.sharding import (
+    gathered, gathered_through_backward, held_rows, is_sharded, local, on_rank_0, squared_norms,
+    whole,
+)
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for rows in (1, 2, 5, 8):
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.manual_seed(rows)
+            layer = nn.Linear(3, rows, dtype=dtype)
+            full = layer.weight.detach().clone()
+            fully_shard(layer, mesh=init_device_mesh("cpu", (2,)), reshard_after_forward=True)
+            weight = layer.weight
+            held = held_rows(weight)
+            assert is_sharded(weight)
+            assert torch.equal(local(weight), full[held])
+            assert torch.equal(whole(weight), full)
+            other = torch.arange(rows * 3, dtype=torch.int16).view(rows, 3)
+            assert torch.equal(whole(weight, other[held].clone()), other)
+            kept = on_rank_0(whole(weight))
+            assert torch.equal(kept, full) if rank == 0 else kept.numel() == 0
+            norms = squared_norms([weight, full])
+            assert abs(norms[0] - norms[1]) < 1e-3 * norms[1], norms
+            local(weight).mul_(2)  # the memory that is gathered from
+            with gathered(layer), gathered(layer):
+                assert torch.equal(layer.weight, 2 * full)
+                assert not is_sharded(layer.weight)
+            assert layer.weight is weight
+            x = torch.randn(4, 3, dtype=dtype).requires_grad_()
+            with gathered_through_backward(layer, x) as y:
+                out = (y @ layer.weight.t()).sum()
+            assert not is_sharded(layer.weight)
+            out.backward()
+            assert layer.weight is weight
+            torch.testing.assert_close(x.grad, (2 * full).sum(0).expand(4, 3))
+            with torch.no_grad(), gathered_through_backward(layer, x):
+                assert not is_sharded(layer.weight)
+            assert is_sharded(layer.weight)
+    print(f"rank {rank} done")
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.dist
+def test_two_ranks_hold_all_rows_between_them(tmp_path: Path) -> None:
+    run_ranks(SCRIPT, tmp_path)
+
+
+def test_a_plain_weight_is_held_whole() -> None:
+    layer = nn.Linear(3, 4)
+    assert not is_sharded(layer.weight)
+    assert held_rows(layer.weight) == slice(0, 4)
+    assert whole(layer.weight).data_ptr() == layer.weight.data_ptr()
+    assert local(layer.weight).data_ptr() == layer.weight.data_ptr()
+    assert torch.equal(on_rank_0(layer.weight), layer.weight)
+    weight = layer.weight.detach().to(torch.float64)
+    assert squared_norms([layer.weight]) == pytest.approx([weight.square().sum().item()])
+    assert squared_norms([]) == []
+    x = torch.randn(2, 3).requires_grad_()
+    with gathered(layer), gathered_through_backward(layer, x) as y:
+        assert y is x

@@ -1,0 +1,105 @@
+"""The policy is loaded without dropout, in the default dtype, with its own stop tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from logra_lightning.policy.load import (
+    context_length,
+    exact_buffers,
+    freeze_,
+    load_policy,
+    plain_attention,
+    policy_source,
+    stop_token_ids,
+)
+from logra_lightning.sketch import DEFAULT_TARGETS
+from logra_lightning.tokenizer import load_tokenizer, pad_token_id
+from tests.conftest import TINY_POLICY, make_llama
+
+
+def test_dropout_is_off_although_the_model_is_in_training_mode(tmp_path: Path) -> None:
+    make_llama(attention_dropout=0.5).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path))
+    assert policy.training
+    tokens = torch.arange(10)[None]
+    assert torch.equal(policy(input_ids=tokens).logits, policy(input_ids=tokens).logits)
+
+
+def test_dtype_is_torchs_default_unless_given() -> None:
+    assert load_policy(str(TINY_POLICY)).dtype == torch.float32
+    assert load_policy(str(TINY_POLICY), dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_stop_and_pad_tokens_of_the_tiny_policy() -> None:
+    policy, tokenizer = load_policy(str(TINY_POLICY)), load_tokenizer(str(TINY_POLICY))
+    assert stop_token_ids(policy, tokenizer) == [tokenizer.eos_token_id]
+    policy.generation_config.eos_token_id = [7, tokenizer.eos_token_id]
+    assert stop_token_ids(policy, tokenizer) == sorted([7, tokenizer.eos_token_id])
+    assert pad_token_id(tokenizer) == tokenizer.pad_token_id
+    tokenizer.pad_token = None
+    assert pad_token_id(tokenizer) == tokenizer.eos_token_id
+    assert context_length(policy) == 64
+
+
+@pytest.mark.parametrize("train_others", [False, True])
+def test_freeze_leaves_a_gradient_to_the_targets(
+    llama: LlamaForCausalLM, train_others: bool
+) -> None:
+    freeze_(llama, DEFAULT_TARGETS, train_others=train_others)
+    trained = {name for name, p in llama.named_parameters() if p.requires_grad}
+    projections = {name for name, _ in llama.named_parameters() if "_proj." in name}
+    everything = {name for name, _ in llama.named_parameters()}
+    assert trained == (everything if train_others else projections)
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/model", "a/b/c"])
+def test_a_folder_that_is_not_there_is_named(path: str) -> None:
+    for load in (load_policy, load_tokenizer):
+        with pytest.raises(ValueError, match=f"there is no model folder '{path}'"):
+            load(path)
+
+
+def test_a_source_is_plain_data_that_makes_the_config_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_llama(rms_norm_eps=1e-3).save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    policy = load_policy("./model")
+    source = policy_source("./model", policy)
+    assert (source["model"], source["folder"]) == ("./model", str(tmp_path / "model"))
+    again = LlamaConfig.from_dict(json.loads(source["config"]))
+    assert again.to_json_string() == policy.config.to_json_string()
+    assert again.rms_norm_eps == 1e-3
+    assert policy_source("owner/name", policy)["folder"] is None
+
+
+def test_casts_leave_tables_as_they_are(llama: LlamaForCausalLM) -> None:
+    exact = {name: buffer.clone() for name, buffer in llama.named_buffers()}
+    assert exact
+    with exact_buffers(llama):
+        llama.to(torch.bfloat16)
+    assert llama.dtype == torch.bfloat16
+    for name, buffer in llama.named_buffers():
+        assert torch.equal(buffer, exact[name]), name
+
+
+def test_attention_and_mode_are_restored_after_the_probe(llama: LlamaForCausalLM) -> None:
+    llama.train()
+    before = llama.config._attn_implementation
+
+    def fail() -> None:
+        with plain_attention(llama):
+            assert llama.config._attn_implementation == "eager"
+            assert not llama.training
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert llama.config._attn_implementation == before == "sdpa"
+    assert llama.training
