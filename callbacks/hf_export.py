@@ -10,8 +10,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from logra_lightning.distributed.processes import of_all_ranks, rank
-from logra_lightning.distributed.sharding import is_cut_by_rows, on_rank_0, whole
+from logra_lightning.distributed.processes import of_all_processes, process_index
+from logra_lightning.distributed.sharding import is_cut_by_rows, on_first_process, whole
 from logra_lightning.policy.hf_folder import (
     DType,
     Layout,
@@ -60,12 +60,12 @@ class HFExport(Callback):
         log_dir = trainer.log_dir or trainer.default_root_dir  # all ranks must ask
         self._folder = Path(self.output_dir or Path(log_dir) / "hf")
         problem = None
-        if rank() == 0:  # the others may not see its disk
+        if process_index() == 0:  # the others may not see its disk
             try:
                 check_output_dir(self._folder)
             except ValueError as error:
                 problem = f"HFExport: {error}"
-        problem = _of_rank_0(problem)
+        problem = _of_first_process(problem)
         if problem is not None:
             raise ValueError(problem)
 
@@ -91,7 +91,7 @@ class HFExport(Callback):
         policy, tokenizer = _policy_and_tokenizer(pl_module)
         weights = _gathered(_weights(policy), self._layout)
         problem = None
-        if rank() == 0:
+        if process_index() == 0:
             try:
                 self._written = write_folder(
                     self._folder,
@@ -108,7 +108,7 @@ class HFExport(Callback):
                 )
         for _ in weights:  # the other ranks take part in each gather, whatever became of rank 0
             pass
-        self._problem = _of_rank_0(problem)
+        self._problem = _of_first_process(problem)
         self._layout = None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -151,9 +151,9 @@ def _weights(policy: Any) -> dict[str, Tensor]:
 def _gathered(weights: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[str, Tensor]]:
     """Each weight, whole, on the CPU of rank 0; every rank must go through all of them."""
     for name in layout.shapes:
-        yield name, on_rank_0(whole(weights[name]))
+        yield name, on_first_process(whole(weights[name]))
 
 
-def _of_rank_0(problem: str | None) -> str | None:
+def _of_first_process(problem: str | None) -> str | None:
     """What rank 0 found; every rank must ask."""
-    return of_all_ranks(problem)[0]
+    return of_all_processes(problem)[0]

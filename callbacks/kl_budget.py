@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
 from logra_lightning.callbacks.weight_sync import WeightSync
-from logra_lightning.distributed.processes import of_all_ranks, sum_over_ranks_
+from logra_lightning.distributed.processes import of_all_processes, sum_over_processes_
 from logra_lightning.kl import KLProbe
 from logra_lightning.kl.inject import float32_weights
 from logra_lightning.kl.predicted_kl import first_not_finite
@@ -195,10 +195,10 @@ class KLBudget(Callback):
         module: Any = pl_module
         probe: KLProbe = module.kl_probe(self.probe_rollouts, self.probe_max_tokens)
         started = time.perf_counter()
-        mismatch = _mean_over_ranks(probe.mismatch)
+        mismatch = _mean_over_processes(probe.mismatch)
         budget = self._less_mismatch(budget, mismatch)
         with _exactly(trainer, probe, optimizer):
-            step = StepKL(probe, optimizer, sum_over_ranks_)
+            step = StepKL(probe, optimizer, sum_over_processes_)
             q = step.predict(self.method)
             if not 0 <= q < math.inf:
                 where = first_not_finite(probe)
@@ -308,8 +308,8 @@ def _exactly(trainer: Trainer, probe: KLProbe, optimizer: RowAdam) -> Iterator[N
         yield
 
 
-def _mean_over_ranks(value: float | None) -> float | None:
+def _mean_over_processes(value: float | None) -> float | None:
     if value is None:
         return None
-    values = of_all_ranks(value)
+    values = of_all_processes(value)
     return sum(values) / len(values)

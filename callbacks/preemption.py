@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
 from logra_lightning.checkpoints.interruption import may_interrupt
-from logra_lightning.distributed.processes import of_all_ranks
+from logra_lightning.distributed.processes import of_all_processes
 
 _EXIT_CODE = 128 + signal.SIGTERM
 _TOGETHER_S = 2.0
@@ -80,7 +80,7 @@ class Preemption(Callback):
             self._stop_if_told(trainer)
 
     def _stop_if_told(self, trainer: Trainer) -> None:
-        if any(of_all_ranks(self._told)):
+        if any(of_all_processes(self._told)):
             environment = getattr(trainer.strategy, "cluster_environment", None)
             # Lightning kills its first process when another ends with an error.
             subordinate = trainer.global_rank > 0 and isinstance(environment, LightningEnvironment)

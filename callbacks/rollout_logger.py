@@ -43,7 +43,7 @@ class RolloutLogger(Callback):
     or null), `prompt`, `completion`, `reward`, `rewards` (name to value before its weight, null
     where it does not apply), `advantage`, `length` (tokens) and `truncated`; `eval_<step>.jsonl`
     with all `eval_rows`. `step` is the number of updates made, the batch's own included. Of
-    several ranks each writes its own: `rollouts_rank0.jsonl`. A resumed run cuts off the rows of
+    several ranks each writes its own: `rollouts_process0.jsonl`. A resumed run cuts off the rows of
     the steps that it makes again. When a file cannot be written, a warning says so once and the
     training goes on without.
 
@@ -94,7 +94,7 @@ class RolloutLogger(Callback):
                 f"rollout_logger writes local files, and the log directory is {folder}: set "
                 f"rollout_logger.dirpath to a local folder, or rollout_logger.jsonl=false"
             )
-        suffix = f"_rank{trainer.global_rank}" if trainer.world_size > 1 else ""
+        suffix = f"_process{trainer.global_rank}" if trainer.world_size > 1 else ""
         self._files = RolloutFiles(Path(folder), suffix)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

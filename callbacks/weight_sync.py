@@ -49,7 +49,7 @@ class WeightSync(Callback):
     that are trained needs no sync, and the callback says so once. The module must have `policy`
     and `ready_engine()`, as `HasEngine` says.
 
-    Logs `sync/bytes` (of weights and factors that were sent), `sync/seconds` and `sync/mode` (0
+    Logs `sync/bytes` (of weights and factors that were sent), `time/sync_s` and `sync/mode` (0
     shared, 1 factors, 2 dense).
 
     Args:
@@ -147,7 +147,7 @@ class WeightSync(Callback):
         nbytes, mode = self._sync(trainer, pl_module, self._engine)
         self._bytes.append(nbytes)
         pl_module.log("sync/bytes", float(nbytes))
-        pl_module.log("sync/seconds", time.perf_counter() - start)
+        pl_module.log("time/sync_s", time.perf_counter() - start)
         pl_module.log("sync/mode", float(MODES.index(mode)))
         if self.verify_every and trainer.global_step % self.verify_every == 0:
             self.verify(trainer, pl_module)

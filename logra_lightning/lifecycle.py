@@ -176,7 +176,7 @@ class PolicyLifecycle(LightningModule):
     def _trained(self) -> list[Parameter]:
         return [param for param in self.parameters() if param.requires_grad]
 
-    def update(self) -> None:
+    def take_step(self) -> None:
         """One optimizer step on everything that was accumulated."""
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)

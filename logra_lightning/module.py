@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from logra_lightning import checks
-from logra_lightning.distributed.processes import counts_over_ranks, of_all_ranks
+from logra_lightning.distributed.processes import counts_over_processes, of_all_processes
 from logra_lightning.distributed.sharding import gathered_through_backward
 from logra_lightning.engines import Engine
 from logra_lightning.kl import KLProbe
@@ -49,9 +49,9 @@ from logra_lightning.rollout import (
     Sampler,
     collect,
     evaluate,
-    in_step,
     minibatches,
     pack,
+    same_number_per_process,
 )
 from logra_lightning.rollout.evaluation import EvalMetrics
 from logra_lightning.rollout.probe import rollout_probe
@@ -201,7 +201,7 @@ class PolicyModule(PolicyLifecycle):
             self.engine.sleep()
         for minibatch in self.minibatches(self.rollouts):
             self._stats.begin_step()
-            has_signal = any(of_all_ranks(bool((minibatch.advantages != 0).any())))
+            has_signal = any(of_all_processes(bool((minibatch.advantages != 0).any())))
             with self._phase("train"):
                 for microbatch in self.pack(minibatch):
                     logprobs, entropies = self.token_logprobs(microbatch)
@@ -212,7 +212,7 @@ class PolicyModule(PolicyLifecycle):
                     if has_signal:
                         self.manual_backward(loss)  # capture hooks add to the sketches
             with self._phase("update"):
-                self.update()
+                self.take_step()
         self._advantage_before = None
         self._log_batch(self.rollouts)
 
@@ -247,7 +247,7 @@ class PolicyModule(PolicyLifecycle):
             for part in minibatches(rollouts, self.group_size, self.num_minibatches, seed=seed):
                 if self.mask_truncated:
                     part = part.select((~part.truncated).nonzero()[:, 0].tolist())
-                tokens, size = counts_over_ranks(part.num_completion_tokens, len(part))
+                tokens, size = counts_over_processes(part.num_completion_tokens, len(part))
                 self._minibatch = replace(part, step_tokens=tokens, step_rollouts=size)
                 yield self._minibatch
 
@@ -279,7 +279,11 @@ class PolicyModule(PolicyLifecycle):
             device=self.device,
             token_weights=self.normalizer(rollouts.lengths, tokens, size),
         )
-        return in_step(microbatches, self.device) if self._shards_weights else microbatches
+        return (
+            same_number_per_process(microbatches, self.device)
+            if self._shards_weights
+            else microbatches
+        )
 
     def token_logprobs(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         """[T] fp32 logprobs of the trained tokens under the policy, and [T] fp32 entropies."""
@@ -291,7 +295,7 @@ class PolicyModule(PolicyLifecycle):
         with gathered_through_backward(policy.get_output_embeddings(), hidden) as hidden:
             return token_logprobs(
                 hidden,
-                microbatch.target_ids,
+                microbatch.completion_ids,
                 head_of(policy),
                 temperature=microbatch.temperature,
                 chunk_tokens=self.logprob_chunk_tokens,
@@ -318,7 +322,7 @@ class PolicyModule(PolicyLifecycle):
         )
 
     def _log_batch(self, rollouts: Rollouts) -> None:
-        values = merged_metrics(of_all_ranks(rollouts.metrics))
+        values = merged_metrics(of_all_processes(rollouts.metrics))
         truncated = values["rollout/truncated_frac"]
         if truncated > _MUCH_TRUNCATED and not self._told_truncated:
             rank_zero_warn(

@@ -248,7 +248,7 @@ class Microbatch:
             raise ValueError(f"temperature must be positive for training, got {self.temperature}")
 
     @property
-    def target_ids(self) -> Tensor:
+    def completion_ids(self) -> Tensor:
         """[T] int64, the trained tokens."""
         return self.input_ids[self.completion_mask]
 

@@ -102,12 +102,12 @@ def test_first_sketch_equals_the_dense_gradient_times_the_projection(tmp_path: P
             found["rollouts"] = super().collect(prompts)
             return found["rollouts"]
 
-        def update(self) -> None:
+        def take_step(self) -> None:
             found["sketches"] = {
                 s.name: (s.sketch, s.projection) for s in self.trainer.strategy.sketches
             }
             found["start"] = weights(self)
-            super().update()
+            super().take_step()
 
     module = Spy(
         model=str(TINY_POLICY),
@@ -213,13 +213,13 @@ def test_validation_is_greedy_and_leaves_training_alone(tmp_path: Path) -> None:
 def steps_of(module: PolicyModule) -> list[dict[str, Any]]:
     """Watch every optimizer step: what it trains on, and the weights before it."""
     seen: list[dict[str, Any]] = []
-    update = module.update
+    take_step = module.take_step
 
     def watch() -> None:
         seen.append({"rollouts": module._minibatch, "weights": weights(module)})
-        update()
+        take_step()
 
-    module.update = watch  # type: ignore[method-assign]
+    module.take_step = watch  # type: ignore[method-assign]
     return seen
 
 
@@ -340,14 +340,14 @@ def test_entropy_bonus_has_the_gradient_of_the_entropy(tmp_path: Path) -> None:
     """Against a plain forward pass, together with the policy gradient."""
     module = policy(entropy_coefficient=0.5, train_others=True)
     found = {}
-    update = module.update
+    take_step = module.take_step
 
     def watch() -> None:
         others = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
         found.update(grads=others, rollouts=module._minibatch, start=weights(module))
-        update()
+        take_step()
 
-    module.update = watch  # type: ignore[method-assign]
+    module.take_step = watch  # type: ignore[method-assign]
     fit(tmp_path, module, steps=1)
     plain = module.policy
     module.load_state_dict(found["start"])
@@ -573,10 +573,10 @@ def test_a_run_interrupted_in_a_batch_makes_that_batch_again(
     tmp_path: Path, advantage: RunningBaseline | None
 ) -> None:
     class Interrupted(PolicyModule):
-        def update(self) -> None:
+        def take_step(self) -> None:
             if self.global_step == 2:
                 raise RuntimeError("stop here")
-            super().update()
+            super().take_step()
 
     straight = policy(advantage=deepcopy(advantage))
     fit(tmp_path, straight, steps=5)
@@ -597,9 +597,9 @@ def test_a_run_interrupted_in_a_batch_makes_that_batch_again(
 
 def test_a_dense_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     class Broken(PolicyModule):
-        def update(self) -> None:
+        def take_step(self) -> None:
             next(p for p in self.parameters() if p.grad is not None).grad[0] = float("nan")
-            super().update()
+            super().take_step()
 
     module = Broken(
         model=str(TINY_POLICY),

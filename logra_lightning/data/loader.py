@@ -24,8 +24,8 @@ class PromptLoader:
         seed: of the order; None keeps the order of the data and the last, smaller batch.
         weights: of the parts of `prompts`: their shares of the prompts, relative to each other.
             None gives out every prompt once per epoch.
-        rank: of this process.
-        world_size: number of processes.
+        process_index: number of this process, from 0.
+        num_processes: number of processes.
 
     Raises:
         ValueError: a batch that cannot be shared among the ranks, too few prompts for one, or a
@@ -39,14 +39,14 @@ class PromptLoader:
         *,
         seed: int | None,
         weights: Sequence[float] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        process_index: int = 0,
+        num_processes: int = 1,
     ) -> None:
-        if batch_size < 1 or batch_size % world_size:
-            nearest = max(1, round(batch_size / world_size)) * world_size
+        if batch_size < 1 or batch_size % num_processes:
+            nearest = max(1, round(batch_size / num_processes)) * num_processes
             raise ValueError(
-                f"prompts_per_step must be a positive multiple of the {world_size} processes, got "
-                f"{batch_size}: the nearest is {nearest}"
+                f"prompts_per_step must be a positive multiple of the {num_processes} processes, "
+                f"got {batch_size}: the nearest is {nearest}"
             )
         if seed is not None and len(prompts) < batch_size:
             raise ValueError(
@@ -56,8 +56,8 @@ class PromptLoader:
         self.batch_size = batch_size
         self.seed = seed
         self.weights = weights
-        self.rank = rank
-        self.world_size = world_size
+        self.process_index = process_index
+        self.num_processes = num_processes
         self.epoch = 0
         self.position = 0
         self._sizes = prompts.sizes
@@ -90,7 +90,10 @@ class PromptLoader:
             batch = order[start : start + self.batch_size]
             self.position += 1
             # Neighbours stay on one rank: every other prompt might be of one source alone.
-            first, end = (len(batch) * r // self.world_size for r in (self.rank, self.rank + 1))
+            first, end = (
+                len(batch) * r // self.num_processes
+                for r in (self.process_index, self.process_index + 1)
+            )
             yield self.prompts.batch(batch[first:end])
 
     def _order(self) -> list[int]:

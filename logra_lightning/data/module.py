@@ -270,8 +270,8 @@ class TokenizedDataModule(LightningDataModule):
             batch_size,
             seed=self.seed if train else None,
             weights=self.weights if train else None,
-            rank=trainer.global_rank if trainer else 0,
-            world_size=trainer.world_size if trainer else 1,
+            process_index=trainer.global_rank if trainer else 0,
+            num_processes=trainer.world_size if trainer else 1,
         )
 
     def train_dataloader(self) -> PromptLoader:

@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
-from logra_lightning.distributed.processes import rank
+from logra_lightning.distributed.processes import process_index
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -67,9 +67,9 @@ def whole(weight: Tensor, rows: Tensor | None = None) -> Tensor:
     return gathered[: weight.shape[0]]
 
 
-def on_rank_0(tensor: Tensor) -> Tensor:
+def on_first_process(tensor: Tensor) -> Tensor:
     """The tensor on the CPU of rank 0; nothing elsewhere, [0] of its dtype."""
-    return tensor.cpu() if rank() == 0 else tensor.new_empty(0, device="cpu")
+    return tensor.cpu() if process_index() == 0 else tensor.new_empty(0, device="cpu")
 
 
 def parts_of(module: nn.Module) -> list[FSDPModule]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from logra_lightning.distributed.processes import num_ranks
+from logra_lightning.distributed.processes import num_processes
 from logra_lightning.distributed.sharding import is_sharded, whole
 from logra_lightning.engines.process_state import (
     default_group_kept,
@@ -113,7 +113,7 @@ class VLLMEngine:
         self.weight_dtype = self._choose_dtype(policy)
         self._stop_token_ids = list(stop_token_ids)
         self._owns_process_group = not torch.distributed.is_initialized()
-        shares = self.tensor_parallel_size > 1 and num_ranks() > 1
+        shares = self.tensor_parallel_size > 1 and num_processes() > 1
         self._group = EngineGroup(self.tensor_parallel_size) if shares else None
         options = {
             "dtype": str(self.weight_dtype).removeprefix("torch."),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from logra_lightning.distributed.processes import num_ranks, of_all_ranks, rank
+from logra_lightning.distributed.processes import num_processes, of_all_processes, process_index
 
 
 class EngineGroup:
@@ -20,21 +20,21 @@ class EngineGroup:
     """
 
     def __init__(self, tensor_parallel_size: int) -> None:
-        if num_ranks() % tensor_parallel_size:
+        if num_processes() % tensor_parallel_size:
             raise ValueError(
-                f"{num_ranks()} ranks cannot share engines of {tensor_parallel_size} each: set "
+                f"{num_processes()} ranks cannot share engines of {tensor_parallel_size} each: set "
                 f"model.engine.init_args.tensor_parallel_size to a divisor"
             )
         self.size = tensor_parallel_size
 
     def options(self) -> dict[str, Any]:
         """What `vllm.LLM` needs to know, and the environment it looks at."""
-        os.environ["RANK"] = str(rank())
-        os.environ["WORLD_SIZE"] = str(num_ranks())
+        os.environ["RANK"] = str(process_index())
+        os.environ["WORLD_SIZE"] = str(num_processes())
         os.environ.setdefault("LOCAL_RANK", "0")
         options: dict[str, Any] = {"distributed_executor_backend": "external_launcher"}
-        if num_ranks() > self.size:
-            options["data_parallel_size"] = num_ranks() // self.size
+        if num_processes() > self.size:
+            options["data_parallel_size"] = num_processes() // self.size
         return options
 
     def gather(
@@ -44,8 +44,8 @@ class EngineGroup:
 
         Every rank must call it.
         """
-        first = rank() // self.size * self.size
-        group = of_all_ranks((list(prompt_ids), seed))[first : first + self.size]
-        before = sum(len(prompts) for prompts, _ in group[: rank() - first])
+        first = process_index() // self.size * self.size
+        group = of_all_processes((list(prompt_ids), seed))[first : first + self.size]
+        before = sum(len(prompts) for prompts, _ in group[: process_index() - first])
         together = [ids for prompts, _ in group for ids in prompts]
         return together, group[0][1], slice(before, before + len(prompt_ids))

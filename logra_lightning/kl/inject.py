@@ -18,7 +18,7 @@ import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 
 from logra_lightning.distributed.sharding import whole
-from logra_lightning.sketch.bank import Sketch
+from logra_lightning.sketch.bank import SketchedLayer
 from logra_lightning.sketch.master import join
 
 
@@ -32,7 +32,7 @@ class Change:
         rate: of the decay.
     """
 
-    sketch: Sketch
+    sketch: SketchedLayer
     direction: Tensor
     rate: float
 

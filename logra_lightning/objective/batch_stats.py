@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from logra_lightning.distributed.processes import of_all_ranks
+from logra_lightning.distributed.processes import of_all_processes
 from logra_lightning.types import Microbatch
 
 _WEIGHT, _SQUARE = "weight", "weight_square"
@@ -57,7 +57,7 @@ class BatchStats:
 
     def values(self) -> dict[str, float]:
         """Tag to value, over all ranks; every rank must call it."""
-        ranks = of_all_ranks((_numbers(self._sums), _numbers(self._extremes), self._steps))
+        ranks = of_all_processes((_numbers(self._sums), _numbers(self._extremes), self._steps))
         sums: dict[str, float] = {}
         for shares, _, _ in ranks:
             for name, share in shares.items():

@@ -55,7 +55,7 @@ class Head:
 
 def token_logprobs(
     hidden: Tensor,
-    target_ids: Tensor,
+    completion_ids: Tensor,
     head: Head,
     *,
     temperature: float,
@@ -70,7 +70,7 @@ def token_logprobs(
 
     Args:
         hidden: [T, H], final hidden states at the positions before the targets.
-        target_ids: [T] int64.
+        completion_ids: [T] int64.
         head: from `head_of`.
         temperature: divides the logits.
         chunk_tokens: tokens whose logits exist at the same time.
@@ -82,18 +82,18 @@ def token_logprobs(
     chunk = partial(_chunk, head=head, temperature=temperature, entropy_gradient=entropy_gradient)
     parts = [
         checkpoint(chunk, h, y, use_reentrant=False, preserve_rng_state=False)
-        for h, y in zip(hidden.split(chunk_tokens), target_ids.split(chunk_tokens), strict=True)
+        for h, y in zip(hidden.split(chunk_tokens), completion_ids.split(chunk_tokens), strict=True)
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
 def _chunk(
-    hidden: Tensor, target_ids: Tensor, head: Head, temperature: float, entropy_gradient: bool
+    hidden: Tensor, completion_ids: Tensor, head: Head, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     logits = head.logits(hidden) / temperature
     normalizer = torch.logsumexp(logits, dim=-1)
-    logprobs = logits.gather(-1, target_ids[:, None])[:, 0] - normalizer
+    logprobs = logits.gather(-1, completion_ids[:, None])[:, 0] - normalizer
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         log_p = logits - normalizer[:, None]
         entropy = -(log_p.exp() * log_p).sum(dim=-1)
@@ -101,9 +101,9 @@ def _chunk(
 
 
 def plain_token_logprobs(
-    hidden: Tensor, target_ids: Tensor, head: Head, *, temperature: float
+    hidden: Tensor, completion_ids: Tensor, head: Head, *, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """`token_logprobs` as the textbook has it, with all logits at once: the reference in tests."""
     distribution = torch.log_softmax(head.logits(hidden) / temperature, dim=-1)
-    logprobs = distribution.gather(-1, target_ids[:, None])[:, 0]
+    logprobs = distribution.gather(-1, completion_ids[:, None])[:, 0]
     return logprobs, -(distribution.exp() * distribution).sum(dim=-1).detach()

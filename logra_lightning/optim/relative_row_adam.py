@@ -11,7 +11,7 @@ from logra_lightning.distributed.sharding import squared_norms
 from logra_lightning.optim.adamw import AdamWOptions
 from logra_lightning.optim.row_adam import RowAdam
 from logra_lightning.optim.state import NamedParameters
-from logra_lightning.sketch.bank import Sketch, SketchBank
+from logra_lightning.sketch.bank import SketchBank, SketchedLayer
 
 
 class RelativeRowAdam(RowAdam):
@@ -84,7 +84,7 @@ class RelativeRowAdam(RowAdam):
         return {name: scale * factor for name, scale in scales.items()}
 
 
-def _row_update_squares(sketch: Sketch) -> Tensor:
+def _row_update_squares(sketch: SketchedLayer) -> Tensor:
     """Squared norms of the rows of `S A` [d] fp64, by the r x r Gram matrix."""
     rows = ((sketch.total @ sketch.gram()) * sketch.total).sum(dim=1)
     return rows.to(torch.float64).clamp_min(0.0) * sketch.scale**2

@@ -19,14 +19,14 @@ from logra_lightning.distributed.sharding import (
     held_rows,
     is_sharded,
     local,
-    on_rank_0,
+    on_first_process,
     squared_norms,
     whole,
 )
 from logra_lightning.optim.adamw import AdamWOptions, adamw_state, adamw_step_
 from logra_lightning.optim.proposal import Proposal
 from logra_lightning.optim.state import NamedParameters, go_on_with, named, partition
-from logra_lightning.sketch.bank import Sketch, SketchBank
+from logra_lightning.sketch.bank import SketchBank, SketchedLayer
 from logra_lightning.sketch.factors import Factors
 from logra_lightning.sketch.merge import merge_
 from logra_lightning.sketch.precision import full_precision
@@ -389,10 +389,10 @@ def _saved(param: Tensor, value: Tensor) -> Tensor:
     """What a checkpoint holds of a value of the state: all rows of what is sharded."""
     if not is_sharded(param) or value.dim() < param.dim():
         return value
-    return on_rank_0(whole(param, value))
+    return on_first_process(whole(param, value))
 
 
-def _row_squares(sketch: Sketch) -> Tensor:
+def _row_squares(sketch: SketchedLayer) -> Tensor:
     """`sum_r S^2` [d] fp64."""
     rows = torch.linalg.vector_norm(sketch.total, dim=1, dtype=torch.float32)
     return rows.to(torch.float64).square() * sketch.scale**2

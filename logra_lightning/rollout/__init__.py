@@ -2,7 +2,7 @@
 
 from logra_lightning.rollout.collect import DynamicSampling, Sampler, collect
 from logra_lightning.rollout.evaluation import EvalMetrics, evaluate
-from logra_lightning.rollout.packing import in_step, minibatches, pack
+from logra_lightning.rollout.packing import minibatches, pack, same_number_per_process
 from logra_lightning.rollout.probe import rollout_probe
 from logra_lightning.rollout.stats import rollout_stats
 
@@ -12,9 +12,9 @@ __all__ = [
     "Sampler",
     "collect",
     "evaluate",
-    "in_step",
     "minibatches",
     "pack",
     "rollout_probe",
     "rollout_stats",
+    "same_number_per_process",
 ]

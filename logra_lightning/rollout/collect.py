@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from logra_lightning.distributed.processes import of_all_ranks, rank
+from logra_lightning.distributed.processes import of_all_processes, process_index
 from logra_lightning.engines.engine import Engine
 from logra_lightning.objective.advantage import Advantage, is_constant
 from logra_lightning.rewards import Reward, score
@@ -111,7 +111,7 @@ def collect(
     if dynamic_sampling is not None:
         for number in range(dynamic_sampling.max_refills):
             missing = len(prompts) - int(_has_signal(sampled, sampler.group_size).sum())
-            if not any(of_all_ranks(missing)):
+            if not any(of_all_processes(missing)):
                 break
             if missing == 0:
                 sampler.take_part()
@@ -133,8 +133,8 @@ def collect(
 
 def _advantages(advantage: Advantage, rewards: Tensor) -> Tensor:
     """[P, G] advantages of this rank's rewards, among those of all ranks."""
-    every = of_all_ranks(rewards)
-    first = sum(len(part) for part in every[: rank()])
+    every = of_all_processes(rewards)
+    first = sum(len(part) for part in every[: process_index()])
     found = advantage(torch.cat(every))
     wanted = (sum(map(len, every)), rewards.shape[1])
     if not isinstance(found, Tensor) or found.shape != wanted or not found.isfinite().all():
@@ -159,7 +159,7 @@ def _without_equal_groups(rollouts: Rollouts, group_size: int) -> tuple[Rollouts
     """
     signal = _has_signal(rollouts, group_size)
     dropped = int((~signal).sum())
-    if not any(of_all_ranks(bool(signal.any()))):
+    if not any(of_all_processes(bool(signal.any()))):
         return replace(rollouts, advantages=torch.zeros_like(rollouts.advantages)), dropped
     chosen = signal.repeat_interleave(group_size).nonzero()[:, 0].tolist()
     return rollouts.select(chosen), dropped

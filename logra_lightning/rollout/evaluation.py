@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import MeanMetric
 
-from logra_lightning.distributed.processes import of_all_ranks
+from logra_lightning.distributed.processes import of_all_processes
 from logra_lightning.rewards import voted_answers
 from logra_lightning.rollout.collect import Sampler
 from logra_lightning.rollout.pass_at_k import average_at_n, majority_at_n, pass_at_k
@@ -146,7 +146,7 @@ class EvalMetrics:
         by_source: _Means = {}
         # Whole objects: processes may have seen other sources, so that they could not sync metric
         # by metric.
-        for means in of_all_ranks(self._means):
+        for means in of_all_processes(self._means):
             for (source, name), mean in means.items():
                 _merge(total, (None, name), mean)
                 _merge(by_source, (source, name), mean)

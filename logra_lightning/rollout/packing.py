@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from logra_lightning.distributed.processes import of_all_ranks
+from logra_lightning.distributed.processes import of_all_processes
 from logra_lightning.types import Microbatch, Rollouts
 
 
@@ -72,7 +72,9 @@ def pack(
         )
 
 
-def in_step(microbatches: Iterable[Microbatch], device: torch.device) -> Iterator[Microbatch]:
+def same_number_per_process(
+    microbatches: Iterable[Microbatch], device: torch.device
+) -> Iterator[Microbatch]:
     """The microbatches of this rank, and empty ones where another rank has more.
 
     Every rank must call it. An empty one has two tokens, none of which is trained.
@@ -89,7 +91,7 @@ def in_step(microbatches: Iterable[Microbatch], device: torch.device) -> Iterato
         token_weights=none,
         num_completion_tokens=0,
     )
-    return iter(own + [empty] * (max(of_all_ranks(len(own))) - len(own)))
+    return iter(own + [empty] * (max(of_all_processes(len(own))) - len(own)))
 
 
 def minibatches(rollouts: Rollouts, group_size: int, count: int, *, seed: int) -> list[Rollouts]:

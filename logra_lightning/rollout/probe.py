@@ -14,7 +14,7 @@ from logra_lightning.distributed.sharding import gathered
 from logra_lightning.kl import KLProbe
 from logra_lightning.policy.head import final_hidden, head_of
 from logra_lightning.policy.load import plain_attention
-from logra_lightning.rollout import in_step, pack
+from logra_lightning.rollout import pack, same_number_per_process
 from logra_lightning.types import Microbatch, Rollouts
 
 _TOKENS = 2048  # padded tokens of one forward pass, which is in fp32 and has plain attention
@@ -53,7 +53,7 @@ def rollout_probe(
         device=device,
     )
     if together:
-        microbatches = in_step(microbatches, device)
+        microbatches = same_number_per_process(microbatches, device)
 
     @contextmanager
     def prepared() -> Iterator[None]:

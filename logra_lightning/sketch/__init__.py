@@ -4,7 +4,7 @@ Symbols: W [d, k] weight, X [N, k] input, H [N, d] output gradient, A [r, k] pro
 S = H^T X A^T [d, r] sketch, D [d, r] direction. Source: arXiv 2610.06647.
 """
 
-from logra_lightning.sketch.bank import DEFAULT_TARGETS, Sketch, SketchBank, find_targets
+from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, SketchedLayer, find_targets
 from logra_lightning.sketch.capture import SketchCapture
 from logra_lightning.sketch.factors import Factors
 from logra_lightning.sketch.merge import merge_
@@ -13,9 +13,9 @@ from logra_lightning.sketch.projection import gaussian, rademacher
 __all__ = [
     "DEFAULT_TARGETS",
     "Factors",
-    "Sketch",
     "SketchBank",
     "SketchCapture",
+    "SketchedLayer",
     "find_targets",
     "gaussian",
     "merge_",

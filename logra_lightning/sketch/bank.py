@@ -29,7 +29,7 @@ DEFAULT_TARGETS = (
 
 
 @dataclass
-class Sketch:
+class SketchedLayer:
     """One sketched weight.
 
     Args:
@@ -158,7 +158,7 @@ class SketchBank:
         views = self.flat.split(sizes)
         empty = torch.empty(0, dtype=torch.int8, device=device)
         self._sketches = {
-            name: Sketch(name, module, view.view(-1, rank), empty, 1.0 / math.sqrt(rank))
+            name: SketchedLayer(name, module, view.view(-1, rank), empty, 1.0 / math.sqrt(rank))
             for (name, module), view in zip(modules.items(), views, strict=True)
         }
 
@@ -208,13 +208,13 @@ class SketchBank:
         projections = sum(s.entries.nbytes for s in self)
         return self.flat.nbytes + projections
 
-    def __iter__(self) -> Iterator[Sketch]:
+    def __iter__(self) -> Iterator[SketchedLayer]:
         return iter(self._sketches.values())
 
     def __len__(self) -> int:
         return len(self._sketches)
 
-    def __getitem__(self, name: str) -> Sketch:
+    def __getitem__(self, name: str) -> SketchedLayer:
         return self._sketches[name]
 
 

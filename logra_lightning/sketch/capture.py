@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from logra_lightning.sketch.bank import Sketch, SketchBank
+from logra_lightning.sketch.bank import SketchBank, SketchedLayer
 
 
 class _AddToSketch(torch.autograd.Function):
@@ -70,7 +70,7 @@ class SketchCapture:
             for sketch in bank
         ]
 
-    def _hook_for(self, sketch: Sketch) -> Any:
+    def _hook_for(self, sketch: SketchedLayer) -> Any:
         def hook(
             module: nn.Module,
             args: tuple[Tensor, ...],

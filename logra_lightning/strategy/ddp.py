@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
-from logra_lightning.distributed.processes import copy_from_rank_0_
+from logra_lightning.distributed.processes import copy_from_first_process_
 from logra_lightning.strategy.mixin import SketchMixin
 
 
@@ -41,4 +41,4 @@ class SketchDDPStrategy(SketchMixin, DDPStrategy):
     def configure_ddp(self) -> None:
         """Start from the weights and buffers of rank 0, as wrapping the module would."""
         module = self._module
-        copy_from_rank_0_([p.data for p in module.parameters()] + list(module.buffers()))
+        copy_from_first_process_([p.data for p in module.parameters()] + list(module.buffers()))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import Parameter
 
-from logra_lightning.distributed.processes import sum_over_ranks_
+from logra_lightning.distributed.processes import sum_over_processes_
 
 
 def sum_dense_gradients_(params: Sequence[Parameter], device: torch.device) -> None:
@@ -25,7 +25,7 @@ def sum_dense_gradients_(params: Sequence[Parameter], device: torch.device) -> N
         [p.grad is not None for p in params], dtype=torch.float32, device=device
     )
     flat = torch.cat([has_gradient, *(part.reshape(-1) for part in parts)])
-    sum_over_ranks_(flat)
+    sum_over_processes_(flat)
     anywhere, *sums = flat.split([len(params), *(p.numel() for p in params)])
     for param, total, count in zip(params, sums, anywhere.tolist(), strict=True):
         param.grad = total.view_as(param).to(param.dtype) if count else None

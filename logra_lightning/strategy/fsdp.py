@@ -16,13 +16,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from logra_lightning.distributed.processes import copy_from_rank_0_
+from logra_lightning.distributed.processes import copy_from_first_process_
 from logra_lightning.distributed.sharding import (
     held_rows,
     is_cut_by_rows,
     is_sharded,
     local,
-    on_rank_0,
+    on_first_process,
     parts_of,
     whole,
 )
@@ -102,7 +102,7 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
         _check_placements(module, self.world_size)
         super().model_to_device()
         rest = [p.data for p in module.parameters() if not is_sharded(p)]
-        copy_from_rank_0_(rest + list(module.buffers()))
+        copy_from_first_process_(rest + list(module.buffers()))
 
     def sum_gradients(self, optimizer: Optimizer) -> None:
         for part in parts_of(self._module):
@@ -118,7 +118,7 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """All rows of all weights on rank 0; every rank must call it."""
         return {
-            name: on_rank_0(whole(value)) if is_sharded(value) else value
+            name: on_first_process(whole(value)) if is_sharded(value) else value
             for name, value in self._module.state_dict().items()
         }
 

@@ -18,7 +18,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from logra_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
-from logra_lightning.distributed.processes import num_ranks, of_all_ranks, sum_over_ranks_
+from logra_lightning.distributed.processes import (
+    num_processes,
+    of_all_processes,
+    sum_over_processes_,
+)
 from logra_lightning.distributed.sharding import is_sharded
 from logra_lightning.optim.row_adam import RowAdam
 from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, find_targets
@@ -134,7 +138,7 @@ class SketchMixin(Strategy):
         super().on_train_start()
         assert self.sketches is not None
         self.sketches.require_step()
-        fingerprints = of_all_ranks(self.sketches.fingerprint())
+        fingerprints = of_all_processes(self.sketches.fingerprint())
         if len(set(fingerprints)) > 1:
             raise RuntimeError(
                 f"ranks hold different projections, so their sketches cannot be added: give all "
@@ -162,10 +166,10 @@ class SketchMixin(Strategy):
 
         Gradients of sharded weights are left alone: FSDP has reduced them.
         """
-        if num_ranks() == 1:
+        if num_processes() == 1:
             return
         assert self.sketches is not None
-        sum_over_ranks_(self.sketches.flat)
+        sum_over_processes_(self.sketches.flat)
         dense = [p for group in optimizer.param_groups[1:] for p in group["params"]]
         sum_dense_gradients_([p for p in dense if not is_sharded(p)], self.root_device)
 

@@ -75,20 +75,20 @@ def test_a_resume_at_the_last_step_drops_only_the_half_line(tmp_path: Path) -> N
 
 def test_a_new_run_leaves_the_rows_of_another_one(tmp_path: Path) -> None:
     for run in range(3):
-        files = RolloutFiles(tmp_path, "_rank1")
+        files = RolloutFiles(tmp_path, "_process1")
         files.resume(0)
         files.append(rows(run + 1))
-    assert read(tmp_path / "rollouts_rank1.1.jsonl") == rows(1)
-    assert read(tmp_path / "rollouts_rank1.2.jsonl") == rows(2)
-    assert read(tmp_path / "rollouts_rank1.jsonl") == rows(3)
+    assert read(tmp_path / "rollouts_process1.1.jsonl") == rows(1)
+    assert read(tmp_path / "rollouts_process1.2.jsonl") == rows(2)
+    assert read(tmp_path / "rollouts_process1.jsonl") == rows(3)
 
 
 def test_a_validation_replaces_its_file(tmp_path: Path) -> None:
-    files = RolloutFiles(tmp_path, "_rank0")
+    files = RolloutFiles(tmp_path, "_process0")
     for count in (3, 1):
         files.write("eval_7", [{"row": i} for i in range(count)])
-    assert [path.name for path in tmp_path.iterdir()] == ["eval_7_rank0.jsonl"]
-    assert read(tmp_path / "eval_7_rank0.jsonl") == [{"row": 0}]
+    assert [path.name for path in tmp_path.iterdir()] == ["eval_7_process0.jsonl"]
+    assert read(tmp_path / "eval_7_process0.jsonl") == [{"row": 0}]
 
 
 KILLED = """

@@ -348,9 +348,9 @@ folder = Path(__file__).parent
 trainer = fit(folder, RolloutLogger(), 2, devices=2, strategy="ddp")
 trainer.strategy.barrier()
 assert sorted(p.name for p in folder.glob("*.jsonl")) == [
-    "rollouts_rank0.jsonl", "rollouts_rank1.jsonl"
+    "rollouts_process0.jsonl", "rollouts_process1.jsonl"
 ]
-mine = folder / f"rollouts_rank{trainer.global_rank}.jsonl"
+mine = folder / f"rollouts_process{trainer.global_rank}.jsonl"
 assert len(mine.read_text().splitlines()) == 8
 print("done")
 """

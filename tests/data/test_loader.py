@@ -82,7 +82,10 @@ def test_ranks_share_each_batch(weights: list[float] | None) -> None:
         return rows_of(PromptLoader(mixed(6, 6), 4, seed=1, weights=weights, **ranks))
 
     for batch, left, right in zip(
-        rows(), rows(rank=0, world_size=2), rows(rank=1, world_size=2), strict=True
+        rows(),
+        rows(process_index=0, num_processes=2),
+        rows(process_index=1, num_processes=2),
+        strict=True,
     ):
         assert sorted(left + right) == sorted(batch)
         assert len(left) == len(right) == 2
@@ -94,13 +97,16 @@ def test_without_a_seed_order_and_last_batch_are_kept() -> None:
     loader = PromptLoader(prompts(5), 2, seed=None)
     assert len(loader) == 3
     assert rows_of(loader) == rows_of(loader) == [[0, 1], [2, 3], [4]]
-    last = [rows_of(PromptLoader(prompts(5), 4, seed=None, rank=r, world_size=2)) for r in (0, 1)]
+    last = [
+        rows_of(PromptLoader(prompts(5), 4, seed=None, process_index=r, num_processes=2))
+        for r in (0, 1)
+    ]
     assert sorted(row for rows in last for batch in rows for row in batch) == [0, 1, 2, 3, 4]
 
 
 def test_batches_that_cannot_be_made_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of the 2 processes, got 3: the nearest is 4"):
-        PromptLoader(prompts(9), 3, seed=0, world_size=2)
+        PromptLoader(prompts(9), 3, seed=0, num_processes=2)
     with pytest.raises(ValueError, match="prompts_per_step is 4, but there are only 3 prompts"):
         PromptLoader(prompts(3), 4, seed=0)
     with pytest.raises(ValueError, match="weight of source 'few' .* none of the 9 prompts"):

@@ -241,6 +241,6 @@ def test_refills_leave_the_loader_where_it_is() -> None:
 def test_many_prompts_have_a_progress_bar(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: int, shown: bool
 ) -> None:
-    monkeypatch.setattr("logra_lightning.data.tokenized._PROGRESS_FROM", limit)
+    monkeypatch.setattr("logra_lightning.data.module._PROGRESS_FROM", limit)
     ready(Fixed())
     assert ("training prompts" in capsys.readouterr().err) is shown

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from logra_lightning.distributed.processes import (
-    copy_from_rank_0_,
-    counts_over_ranks,
-    num_ranks,
-    of_all_ranks,
-    rank,
-    sum_over_ranks_,
+    copy_from_first_process_,
+    counts_over_processes,
+    num_processes,
+    of_all_processes,
+    process_index,
+    sum_over_processes_,
 )
 from tests.runs import run_ranks
 
@@ -23,13 +23,13 @@ from logra_lightning.distributed.processes import *
 
 dist.init_process_group("gloo")
 me = dist.get_rank()
-assert (num_ranks(), rank()) == (2, me)
-assert of_all_ranks({"rank": me}) == [{"rank": 0}, {"rank": 1}]
-assert counts_over_ranks(me + 1, 10) == [3, 20]
+assert (num_processes(), process_index()) == (2, me)
+assert of_all_processes({"rank": me}) == [{"rank": 0}, {"rank": 1}]
+assert counts_over_processes(me + 1, 10) == [3, 20]
 totals = [[3.0, 4.0], [5.0, 12.0]]
-assert sum_over_ranks_(torch.tensor(totals[me], dtype=torch.float64)).tolist() == [8, 16]
+assert sum_over_processes_(torch.tensor(totals[me], dtype=torch.float64)).tolist() == [8, 16]
 weight = torch.full((2,), float(me + 1))
-copy_from_rank_0_([weight])
+copy_from_first_process_([weight])
 assert weight.tolist() == [1, 1]
 print("done")
 """
@@ -37,11 +37,11 @@ print("done")
 
 def test_one_process_keeps_what_it_has() -> None:
     value = torch.tensor([1.0, 2.0])
-    assert (num_ranks(), rank()) == (1, 0)
-    assert of_all_ranks(value)[0] is value
-    assert sum_over_ranks_(value) is value
-    assert counts_over_ranks(3, 4) == [3, 4]
-    copy_from_rank_0_([value])
+    assert (num_processes(), process_index()) == (1, 0)
+    assert of_all_processes(value)[0] is value
+    assert sum_over_processes_(value) is value
+    assert counts_over_processes(3, 4) == [3, 4]
+    copy_from_first_process_([value])
     assert value.tolist() == [1, 2]
 
 

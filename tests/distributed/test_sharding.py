@@ -14,7 +14,7 @@ from logra_lightning.distributed.sharding import (
     held_rows,
     is_sharded,
     local,
-    on_rank_0,
+    on_first_process,
     squared_norms,
     whole,
 )
@@ -27,8 +27,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from logra_lightning.distributed.sharding import (
-    gathered, gathered_through_backward, held_rows, is_sharded, local, on_rank_0, squared_norms,
-    whole,
+    gathered, gathered_through_backward, held_rows, is_sharded, local, on_first_process,
+    squared_norms, whole,
 )
 
 if __name__ == "__main__":
@@ -47,7 +47,7 @@ if __name__ == "__main__":
             assert torch.equal(whole(weight), full)
             other = torch.arange(rows * 3, dtype=torch.int16).view(rows, 3)
             assert torch.equal(whole(weight, other[held].clone()), other)
-            kept = on_rank_0(whole(weight))
+            kept = on_first_process(whole(weight))
             assert torch.equal(kept, full) if rank == 0 else kept.numel() == 0
             norms = squared_norms([weight, full])
             assert abs(norms[0] - norms[1]) < 1e-3 * norms[1], norms
@@ -82,7 +82,7 @@ def test_a_plain_weight_is_held_whole() -> None:
     assert held_rows(layer.weight) == slice(0, 4)
     assert whole(layer.weight).data_ptr() == layer.weight.data_ptr()
     assert local(layer.weight).data_ptr() == layer.weight.data_ptr()
-    assert torch.equal(on_rank_0(layer.weight), layer.weight)
+    assert torch.equal(on_first_process(layer.weight), layer.weight)
     weight = layer.weight.detach().to(torch.float64)
     assert squared_norms([layer.weight]) == pytest.approx([weight.square().sum().item()])
     assert squared_norms([]) == []

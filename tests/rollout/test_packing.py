@@ -35,7 +35,7 @@ def test_masks_come_from_lengths_when_padding_is_the_end_of_sequence() -> None:
         [False, True, True, True, True],
         [False, False, True, True, False],
     ]
-    assert microbatch.target_ids.tolist() == [5, 6, 7, 8, 5, EOS]
+    assert microbatch.completion_ids.tolist() == [5, 6, 7, 8, 5, EOS]
     assert microbatch.rollout_logprobs.tolist() == [100, 101, 102, 103, 0, 1]
     assert microbatch.advantages.tolist() == [1.5] * 4 + [0.5] * 2
     assert microbatch.temperature == 0.7
@@ -48,7 +48,7 @@ def test_every_rollout_once_within_the_budget(max_tokens: int) -> None:
     completions = [[i + 1] * (i + 1) for i in range(8)]
     microbatches = packed(rollouts([[99]] * 8, completions), max_tokens)
     assert all(m.input_ids.numel() <= max_tokens for m in microbatches)
-    assert sorted(t for m in microbatches for t in m.target_ids.tolist()) == sorted(
+    assert sorted(t for m in microbatches for t in m.completion_ids.tolist()) == sorted(
         t for ids in completions for t in ids
     )
     # No microbatch could have taken the longest row of the next.
