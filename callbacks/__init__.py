@@ -5,6 +5,7 @@ if __name__ == "callbacks":
     # a second time.
     raise ImportError("import logra_lightning.callbacks instead of callbacks")
 
+import logra_lightning.strategy  # noqa: F401  (registers the strategies, for Trainer(strategy="sketch"))
 from logra_lightning.callbacks.engine_check import EngineCheck
 from logra_lightning.callbacks.eval_table import EvalTable
 from logra_lightning.callbacks.hf_export import HFExport

@@ -3,13 +3,75 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import Strategy
 
-from logra_lightning.objective import Advantage
-from logra_lightning.rewards import Reward
+from logra_lightning.objective import Advantage, ObjectiveOptions
+from logra_lightning.policy import MemoryOptions, context_length
+from logra_lightning.rewards import Reward, check_columns, unusable_rows
+from logra_lightning.rollout import EvaluationOptions
+from logra_lightning.strategy import SketchMixin
 from logra_lightning.types import SamplingParams
+
+# When a module is made.
+
+
+def check_options(
+    module: Any,
+    objective: ObjectiveOptions,
+    evaluation: EvaluationOptions,
+    memory: MemoryOptions,
+) -> None:
+    """Raise ValueError where options of a `PolicyModule` cannot work together.
+
+    Args:
+        module: with its plain options set.
+        objective: its group `model.objective`.
+        evaluation: its group `model.evaluation`, completed.
+        memory: its group `model.memory`.
+    """
+    check_rewards(module.rewards)
+    check_sampling(module.sampling)
+    check_at_least_one(
+        {
+            "group_size": module.group_size,
+            "evaluation.completions": evaluation.completions,
+            "inner_epochs": module.inner_epochs,
+            "minibatches": module.num_minibatches,
+            "memory.max_tokens_per_microbatch": memory.max_tokens_per_microbatch,
+            "memory.logprob_chunk_tokens": memory.logprob_chunk_tokens,
+        }
+    )
+    drops_groups = module.dynamic_sampling is not None
+    check_groups(module.group_size, module.advantage, drops_groups=drops_groups)
+    assert evaluation.sampling is not None
+    check_evaluation(evaluation.completions, evaluation.pass_k or [], evaluation.sampling)
+    check_numbers(
+        {
+            "objective.entropy_coefficient": objective.entropy_coefficient,
+            "evaluation.success_reward": evaluation.success_reward,
+        }
+    )
+    norm = module.max_grad_norm
+    if norm is not None and not norm > 0:
+        raise ValueError(f"model.max_grad_norm must be positive or null, got {norm}")
+
+
+def check_given(**groups: Any) -> None:
+    """Raise ValueError where a group of options is None; leaving it out takes the defaults."""
+    for name, value in groups.items():
+        if value is None:
+            raise ValueError(null_group(name))
+
+
+def null_group(name: str) -> str:
+    """What to say where a group of options of the model is null."""
+    return f"model.{name} is null: leave it out for its defaults, or set the options in it"
 
 
 def check_rewards(rewards: Sequence[Reward]) -> None:
@@ -26,13 +88,13 @@ def check_sampling(sampling: SamplingParams) -> None:
     if sampling.temperature == 0:
         raise ValueError(
             "model.sampling.temperature is 0: training needs completions that differ, so it must "
-            "be positive (1.0 is usual); model.eval_sampling may be greedy"
+            "be positive (1.0 is usual); model.evaluation.sampling may be greedy"
         )
     if sampling.top_p < 1 or sampling.top_k > 0:
         raise ValueError(
             f"model.sampling has top_p={sampling.top_p} and top_k={sampling.top_k}: completions "
             f"would come from another distribution than the one that is trained, so leave them at "
-            f"1 and 0; model.eval_sampling may use them"
+            f"1 and 0; model.evaluation.sampling may use them"
         )
 
 
@@ -55,28 +117,86 @@ def check_evaluation(completions: int, pass_k: Sequence[int], sampling: Sampling
     """Raise ValueError where validation's completions are all the same, or fewer than a k."""
     if completions > 1 and (sampling.temperature == 0 or sampling.top_k == 1):
         raise ValueError(
-            f"model.eval_completions is {completions}, but greedy completions are all the same: "
-            f"set model.eval_sampling with a temperature above 0 and top_k other than 1"
+            f"model.evaluation.completions is {completions}, but greedy completions are all the "
+            f"same: set model.evaluation.sampling with a temperature above 0 and top_k other than 1"
         )
     if not all(1 <= k <= completions for k in pass_k):
         raise ValueError(
-            f"model.eval_pass_k is {list(pass_k)}: pass@k needs k from 1 to "
-            f"model.eval_completions={completions}"
+            f"model.evaluation.pass_k is {list(pass_k)}: pass@k needs k from 1 to "
+            f"model.evaluation.completions={completions}"
         )
 
 
-def check_at_least_one(**options: int) -> None:
-    """Raise ValueError where an option of the model is below 1."""
+def check_at_least_one(options: dict[str, int]) -> None:
+    """Raise ValueError where an option of the model, by its name behind `model.`, is below 1."""
     for name, value in options.items():
         if value < 1:
             raise ValueError(f"model.{name} must be at least 1, got {value}")
 
 
-def check_numbers(**options: float) -> None:
-    """Raise ValueError where an option of the model is not a finite number."""
+def check_numbers(options: dict[str, float]) -> None:
+    """Raise ValueError where an option of the model, likewise, is not a finite number."""
     for name, value in options.items():
         if not math.isfinite(value):
             raise ValueError(f"model.{name} must be a finite number, got {value}")
+
+
+# When a run is set up.
+
+
+def check_trainer(module: Any, stage: str) -> None:
+    """Raise ValueError where a Trainer cannot make the steps of a `PolicyModule`."""
+    strategy, processes = module.trainer.strategy, module.trainer.world_size
+    if stage != "fit":
+        return
+    if processes > 1 and not isinstance(strategy, SketchMixin):
+        raise ValueError(
+            f"{type(strategy).__name__} averages gradients over {processes} processes at every "
+            f"microbatch, of which processes may have different numbers: set trainer.strategy to "
+            f"sketch_ddp, or trainer.devices=1 and trainer.num_nodes=1"
+        )
+    check_steps(module.trainer, module.inner_epochs * module.num_minibatches)
+
+
+def check_data(module: Any, data: Any, stage: str) -> None:
+    """Raise ValueError where a data module has not what a `PolicyModule` asks for.
+
+    Rows that a reward cannot score are refused or left out, as the data module's options say.
+    """
+    if hasattr(data, "columns"):
+        check_columns(module.rewards, data.columns)
+    if hasattr(data, "leave_out"):
+        data.leave_out(partial(unusable_rows, module.rewards))
+    if hasattr(data, "prompts_per_step"):
+        check_minibatches(data.prompts_per_step, module.num_minibatches)
+    refills = module.dynamic_sampling.max_refills if module.dynamic_sampling else 0
+    if stage == "fit" and refills and not hasattr(data, "refill"):
+        raise ValueError(
+            "model.dynamic_sampling draws prompts with the data module's `refill(count, seed)`, "
+            "which this one lacks: set model.dynamic_sampling.max_refills=0 to drop prompts only"
+        )
+
+
+def check_data_fits(module: Any, data: Any) -> None:
+    """Raise ValueError where prompts and completions fit neither model, engine nor microbatch."""
+    if hasattr(data, "longest_prompt"):
+        check_lengths(
+            data.longest_prompt,
+            module.sampling.max_tokens,
+            module.evaluation.sampling.max_tokens,
+            min(context_length(module.policy), module.engine.max_model_len or sys.maxsize),
+            module.memory.max_tokens_per_microbatch,
+        )
+
+
+def check_same_kind_of_run(checkpoint: dict[str, Any], strategy: Strategy) -> None:
+    """Raise ValueError where a dense run would go on from a checkpoint of a sketching one."""
+    states = checkpoint.get("optimizer_states", [])
+    if states and "sketch" in states[0] and not isinstance(strategy, SketchMixin):
+        raise ValueError(
+            f"the checkpoint is of a run with sketches, but {type(strategy).__name__} has none: "
+            f"resume with trainer.strategy as it was"
+        )
 
 
 def check_steps(trainer: Trainer, steps_per_batch: int) -> None:
@@ -134,6 +254,6 @@ def check_lengths(
     if total > max_tokens_per_microbatch:
         raise ValueError(
             f"a rollout may have {total} tokens (the longest prompt {longest_prompt}, the "
-            f"completion {max_tokens}), more than model.max_tokens_per_microbatch="
+            f"completion {max_tokens}), more than model.memory.max_tokens_per_microbatch="
             f"{max_tokens_per_microbatch}: raise it to at least {total}"
         )

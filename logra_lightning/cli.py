@@ -24,6 +24,9 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
+import logra_lightning.data
+import logra_lightning.engines
+import logra_lightning.strategy  # noqa: F401  (short class names are those of what is imported)
 from logra_lightning.callbacks import (
     EngineCheck,
     EvalTable,
@@ -38,8 +41,10 @@ from logra_lightning.callbacks import (
     ValidateAtEnds,
     WeightSync,
 )
+from logra_lightning.checks import null_group
 from logra_lightning.module import PolicyModule
 from logra_lightning.policy.export import export_checkpoint
+from logra_lightning.renamed import renamed_in
 
 _PROGRAM = "python -m logra_lightning"
 
@@ -56,6 +61,8 @@ _CALLBACKS: dict[str, type[Callback]] = {
     "validate_at_ends": ValidateAtEnds,
     "run_summary": RunSummary,
 }
+
+_MODEL_GROUPS = ("sampling", "objective", "evaluation", "memory", "adamw")
 
 _TRAINER_DEFAULTS = {
     "max_epochs": -1,
@@ -113,8 +120,10 @@ class Parser(LightningArgumentParser):
 class LograCLI(LightningCLI):
     """`PolicyModule` and a data module from YAML, run by a Lightning Trainer."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, args: Any = None, **kwargs: Any) -> None:
         _quiet_lightning()
+        words = sys.argv[1:] if args is None else args
+        self._first = words[0] if isinstance(words, list) and words else ""
         super().__init__(
             PolicyModule,
             LightningDataModule,
@@ -133,8 +142,14 @@ class LograCLI(LightningCLI):
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
+            args=args,
             **kwargs,
         )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The one that is asked for: making the options of the others takes seconds."""
+        every = LightningCLI.subcommands()
+        return {name: skipped for name, skipped in every.items() if name == self._first} or every
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("model.model", "data.init_args.tokenizer")
@@ -144,12 +159,29 @@ class LograCLI(LightningCLI):
                 f"--{key}.enabled", type=bool, default=True, help="false leaves it out"
             )
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse; an old name of an option or class is told with its new one."""
+        given = sys.argv[1:] if args is None else args
+        message = renamed_in(given) if isinstance(given, list) else ""
+        if message:
+            parser.exit(2, f"error: {message}\n")
+        super().parse_arguments(parser, args)
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse groups of options that are null, which nothing could be made of."""
+        model = self._get(self.config, "model")
+        for name in _MODEL_GROUPS:
+            if model[name] is None:
+                self.parser.exit(2, f"error: {null_group(name)}\n")
+        for key in _CALLBACKS:
+            if self._get(self.config, key) is None:
+                reason = f"{key} is null: to leave it out, set {key}.enabled=false"
+                self.parser.exit(2, f"error: {reason}\n")
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         parser = self._parser(self.subcommand)
         for key, callback in _CALLBACKS.items():
             group = self._get(self.config_init, key)
-            if group is None:
-                parser.error(f"{key} is null: to leave it out, set {key}.enabled=false")
             options = vars(group).copy()
             if options.pop("enabled"):
                 (self.config_init[self.subcommand])[key] = callback(**options)

@@ -119,8 +119,9 @@ class Rollouts:
         old_logprobs: B tensors of [n] fp32, nats, of each completion's tokens under the policy as
             it was when the batch began; None where it is the policy of this very step.
         reference_logprobs: the same under the frozen reference; None without one.
-        step_tokens: completion tokens of the optimizer step over all ranks; 0 where these are all.
-        step_rollouts: rollouts of it, likewise.
+        step_tokens: completion tokens of the whole optimizer step over all processes; None where
+            these rollouts are all of it.
+        step_rollouts: rollouts of the whole optimizer step over all processes; None likewise.
     """
 
     prompt_ids: Sequence[list[int]]
@@ -132,8 +133,8 @@ class Rollouts:
     metrics: dict[str, float] = field(default_factory=dict)
     old_logprobs: Sequence[Tensor] | None = None
     reference_logprobs: Sequence[Tensor] | None = None
-    step_tokens: int = 0
-    step_rollouts: int = 0
+    step_tokens: int | None = None
+    step_rollouts: int | None = None
 
     def __post_init__(self) -> None:
         size = len(self.prompt_ids)
@@ -198,6 +199,14 @@ class Rollouts:
     def num_completion_tokens(self) -> int:
         """Completion tokens of all rollouts."""
         return sum(len(completion.token_ids) for completion in self.completions)
+
+    @property
+    def step_counts(self) -> tuple[int, int]:
+        """Completion tokens and rollouts of the whole optimizer step, over all processes."""
+        return (
+            self.num_completion_tokens if self.step_tokens is None else self.step_tokens,
+            len(self) if self.step_rollouts is None else self.step_rollouts,
+        )
 
     @property
     def truncated(self) -> Tensor:

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from logra_lightning import (
     AdamWOptions,
     KLBudget,
+    MemoryOptions,
     PolicyModule,
     RelativeRowAdam,
     Reward,
@@ -131,7 +132,7 @@ def build(**options: Any) -> PolicyModule:
         "train_others": True,
         "adamw": AdamWOptions(lr=1e-3, eps=1e-3),
         "optimizer": lambda *args: RelativeRowAdam(*args, update_ratio=1e-2),
-        "max_tokens_per_microbatch": 80,
+        "memory": MemoryOptions(80),
     }
     return policy(**(defaults | options))
 

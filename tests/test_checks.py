@@ -55,9 +55,9 @@ def test_a_group_must_be_large_enough_for_what_compares_it() -> None:
 
 def test_several_completions_in_validation_need_a_temperature_and_enough_of_them() -> None:
     check_evaluation(4, [1, 4], SamplingParams(temperature=0.6))
-    with pytest.raises(ValueError, match="eval_completions is 4, but greedy completions"):
+    with pytest.raises(ValueError, match="evaluation.completions is 4, but greedy completions"):
         check_evaluation(4, [1], SamplingParams(temperature=0.0))
-    with pytest.raises(ValueError, match=r"eval_pass_k is \[1, 8\].*eval_completions=4"):
+    with pytest.raises(ValueError, match=r"pass_k is \[1, 8\].*evaluation.completions=4"):
         check_evaluation(4, [1, 8], SamplingParams(temperature=0.6))
 
 
@@ -69,4 +69,4 @@ def test_prompts_must_share_out_among_minibatches_and_the_nearest_number_is_told
 
 def test_counts_below_one_are_named() -> None:
     with pytest.raises(ValueError, match=r"model\.inner_epochs must be at least 1, got 0"):
-        check_at_least_one(minibatches=1, inner_epochs=0)
+        check_at_least_one({"minibatches": 1, "inner_epochs": 0})

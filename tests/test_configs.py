@@ -12,6 +12,7 @@ import yaml
 
 from logra_lightning.callbacks import RunSummary, SketchAccumulation, StepProgressBar
 from logra_lightning.cli import LograCLI, main
+from logra_lightning.renamed import CLASSES, OPTIONS, renamed_in
 from tests.conftest import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -115,6 +116,64 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(
     assert len(error.splitlines()) < 12
 
 
+OLD: list[tuple[dict[str, Any], list[str], str]] = [
+    ({"model": {"loss": {"class_path": "x.Y"}}}, [], "model.loss is model.objective.loss now"),
+    ({}, ["--model.reference_kl.coefficient=1"], "is model.objective.reference_kl.coefficient now"),
+    ({"model": {"eval_sampling": {"top_p": 0.9}}}, [], "is model.evaluation.sampling now"),
+    ({}, ["--model.activation_checkpointing", "true"], "is model.memory.activation_checkpointing"),
+    (
+        {"model": {"engine": {"class_path": "logra_lightning.rollout.VLLMEngine"}}},
+        [],
+        "logra_lightning.rollout.VLLMEngine is logra_lightning.engines.VLLMEngine now",
+    ),
+    ({}, ["--model.engine=rollout.TorchEngine"], "is logra_lightning.engines.TorchEngine now"),
+    (
+        {},
+        ["--model.optimizer", "logra_lightning.sketch.RowAdam"],
+        "is logra_lightning.optim.RowAdam",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overlay", "flags", "expected"), OLD)
+def test_an_old_path_is_told_its_new_one_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    overlay: dict[str, Any],
+    flags: list[str],
+    expected: str,
+) -> None:
+    (tmp_path / "overlay.yaml").write_text(yaml.safe_dump(overlay))
+    files = ["--config", "configs/quickstart.yaml", "--config", str(tmp_path / "overlay.yaml")]
+    with pytest.raises(SystemExit) as stop:
+        parse(monkeypatch, "fit", *files, *flags)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert expected in line
+    if overlay:
+        assert "overlay.yaml: model." in line
+
+
+def test_new_paths_are_no_old_ones() -> None:
+    arguments = ["fit", "--config", "configs/gsm8k_smollm2_cpu.yaml"]
+    arguments += [f"--{new}=1" for new in OPTIONS.values()]
+    arguments += [f"--model.engine=logra_lightning.{new}" for new in CLASSES.values()]
+    assert renamed_in(arguments) == ""
+
+
+@pytest.mark.parametrize("group", ["objective", "evaluation", "memory"])
+def test_null_for_a_group_of_options_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], group: str
+) -> None:
+    path = edited(tmp_path, lambda c: c["model"].update({group: None}))
+    with pytest.raises(SystemExit):
+        parse(monkeypatch, "fit", "--config", path)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: model.{group} is null: leave it out")
+
+
 def test_null_for_a_callback_names_the_switch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,7 +229,7 @@ def test_every_class_of_the_objective_can_be_named_in_yaml(
         }
         for option, name in chosen.items()
     }
-    module = with_model(monkeypatch, tmp_path, options)
+    module = with_model(monkeypatch, tmp_path, {"objective": options})
     made = {"advantage": module.advantage, "normalizer": module.normalizer}
     made |= {name: getattr(module.objective, name) for name in ("loss", "correction")}
     made["reference_kl"] = module.objective.reference_kl
@@ -196,7 +255,7 @@ def test_a_class_of_another_kind_is_refused(
 ) -> None:
     options = {option: {"class_path": f"logra_lightning.objective.{wrong}"}}
     with pytest.raises(SystemExit) as stop:
-        with_model(monkeypatch, tmp_path, options)
+        with_model(monkeypatch, tmp_path, {"objective": options})
     assert stop.value.code == 2
 
 

@@ -27,6 +27,7 @@ from logra_lightning.objective.normalizer import (
     TokenMean,
 )
 from logra_lightning.objective.objective import Objective
+from logra_lightning.objective.options import ObjectiveOptions
 from logra_lightning.objective.reference_kl import K1, K2, K3, ReferenceKL
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "NoCorrection",
     "Normalizer",
     "Objective",
+    "ObjectiveOptions",
     "PPOClip",
     "ProductMask",
     "ReferenceKL",

@@ -9,6 +9,7 @@ travel with checkpoints.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,13 @@ class Advantage(ABC):
     @abstractmethod
     def __call__(self, rewards: Tensor) -> Tensor:
         """[P, G] fp32 rewards to [P, G] fp32 advantages."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it remembers between batches, for checkpoints."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Continue with what `state_dict` gave."""
 
 
 class GRPO(Advantage):
@@ -174,7 +182,7 @@ class RunningBaseline(Advantage):
 
     def load_state_dict(self, state: dict[str, float | None]) -> None:
         """Continue with a saved baseline."""
-        self.baseline = state["baseline"]
+        self.baseline = state.get("baseline")
 
 
 def is_constant(rewards: Tensor) -> Tensor:

@@ -3,6 +3,6 @@
 from logra_lightning.optim.adamw import AdamWOptions
 from logra_lightning.optim.proposal import Proposal
 from logra_lightning.optim.relative_row_adam import RelativeRowAdam
-from logra_lightning.optim.row_adam import RowAdam
+from logra_lightning.optim.row_adam import OptimizerFactory, RowAdam
 
-__all__ = ["AdamWOptions", "Proposal", "RelativeRowAdam", "RowAdam"]
+__all__ = ["AdamWOptions", "OptimizerFactory", "Proposal", "RelativeRowAdam", "RowAdam"]

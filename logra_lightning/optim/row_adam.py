@@ -380,6 +380,10 @@ class RowAdam(torch.optim.Optimizer):
             )
 
 
+# Makes the optimizer from all parameters, the sketches, AdamW's options and `max_grad_norm`.
+OptimizerFactory = Callable[[NamedParameters, SketchBank, AdamWOptions, float | None], RowAdam]
+
+
 def row_adam_of(optimizers: Iterable[torch.optim.Optimizer]) -> RowAdam | None:
     """The `RowAdam` among them, if there is one."""
     return next((o for o in optimizers if isinstance(o, RowAdam)), None)

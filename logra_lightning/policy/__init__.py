@@ -11,9 +11,11 @@ from logra_lightning.policy.load import (
     policy_source,
     stop_token_ids,
 )
+from logra_lightning.policy.memory import MemoryOptions
 from logra_lightning.policy.reference import Reference
 
 __all__ = [
+    "MemoryOptions",
     "Reference",
     "check_head",
     "checkpoint_activations_",

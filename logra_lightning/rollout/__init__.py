@@ -1,14 +1,17 @@
 """From prompts to microbatches: sampling, scoring, advantages, packing."""
 
+from logra_lightning.rollout.batch_log import BatchLog
 from logra_lightning.rollout.collect import DynamicSampling, Sampler, collect
-from logra_lightning.rollout.evaluation import EvalMetrics, evaluate
+from logra_lightning.rollout.evaluation import EvalMetrics, EvaluationOptions, evaluate
 from logra_lightning.rollout.packing import minibatches, pack, same_number_per_process
 from logra_lightning.rollout.probe import rollout_probe
 from logra_lightning.rollout.stats import rollout_stats
 
 __all__ = [
+    "BatchLog",
     "DynamicSampling",
     "EvalMetrics",
+    "EvaluationOptions",
     "Sampler",
     "collect",
     "evaluate",

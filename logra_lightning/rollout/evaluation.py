@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from logra_lightning.distributed.processes import of_all_processes
 from logra_lightning.rewards import voted_answers
 from logra_lightning.rollout.collect import Sampler
 from logra_lightning.rollout.pass_at_k import average_at_n, majority_at_n, pass_at_k
-from logra_lightning.types import PromptBatch
+from logra_lightning.types import PromptBatch, SamplingParams
 
 
 def evaluate(prompts: PromptBatch, *, sampler: Sampler, seed: int) -> list[dict[str, Any]]:
@@ -50,6 +51,36 @@ def evaluate(prompts: PromptBatch, *, sampler: Sampler, seed: int) -> list[dict[
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """How validation, test and prediction sample, and what counts as a success.
+
+    Args:
+        sampling: how completions are drawn; greedy, and as long as training completions, when left
+            out.
+        completions: n, completions per prompt.
+        pass_k: each k of pass@k, at most n; 1 and n when left out.
+        success_reward: a completion with at least this reward counts as a success.
+    """
+
+    sampling: SamplingParams | None = None
+    completions: int = 1
+    pass_k: list[int] | None = None
+    success_reward: float = 1.0
+
+    def completed(self, training: SamplingParams) -> EvaluationOptions:
+        """With what was left out filled in.
+
+        Args:
+            training: how training completions are drawn.
+        """
+        return replace(
+            self,
+            sampling=self.sampling or SamplingParams(training.max_tokens, temperature=0.0),
+            pass_k=self.pass_k or [1, self.completions],
+        )
 
 
 _Means = dict[tuple[str | None, str], MeanMetric]  # by source and name
@@ -132,6 +163,32 @@ class EvalMetrics:
                 mean.set_dtype(torch.float64)
                 mean.update(per_prompt[of_source])
                 _merge(self._means, (source, name), mean)
+
+    def update_rows(
+        self, rows: Sequence[dict[str, Any]], completions: int, success_reward: float
+    ) -> None:
+        """Add the rows of `evaluate`; there may be none.
+
+        Args:
+            rows: P * n rows, the n completions of a prompt standing together.
+            completions: n.
+            success_reward: as in `update`.
+        """
+        if not rows:
+            return
+
+        def grouped(name: str) -> list[list[Any]]:
+            values = [row[name] for row in rows]
+            return [values[i : i + completions] for i in range(0, len(rows), completions)]
+
+        self.update(
+            torch.tensor(grouped("reward"), dtype=torch.float32),
+            success_reward=success_reward,
+            lengths=torch.tensor(grouped("length"), dtype=torch.int64),
+            truncated=torch.tensor(grouped("truncated"), dtype=torch.bool),
+            answers=grouped("answer"),
+            sources=[group[0] for group in grouped("source")],
+        )
 
     def compute(self) -> dict[str, float]:
         """Means over the prompts of all processes; every process must call it.

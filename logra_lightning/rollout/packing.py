@@ -52,7 +52,7 @@ def pack(
         if longest > max_tokens:
             raise ValueError(
                 f"a rollout has {longest} tokens, more than a microbatch may hold: raise "
-                f"model.max_tokens_per_microbatch from {max_tokens} to at least {longest}"
+                f"model.memory.max_tokens_per_microbatch from {max_tokens} to at least {longest}"
             )
         count = max_tokens // longest
         chosen, order = order[:count], order[count:]

@@ -209,5 +209,5 @@ def check_trainer_options(trainer: Trainer) -> None:
     if trainer.accumulate_grad_batches != 1:
         raise ValueError(
             f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} is not used: one "
-            f"batch is one step, cut into microbatches by model.max_tokens_per_microbatch"
+            f"batch is one step, cut into microbatches by model.memory.max_tokens_per_microbatch"
         )

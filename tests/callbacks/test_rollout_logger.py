@@ -27,6 +27,7 @@ from logra_lightning.callbacks import (
     ValidateAtEnds,
 )
 from logra_lightning.callbacks.rollout_logger import markdown
+from logra_lightning.rollout import EvaluationOptions
 from logra_lightning.types import Completion, Rollouts, SamplingParams
 from tests import runs
 from tests.runs import run_ranks
@@ -286,7 +287,7 @@ def test_a_run_of_the_policy_can_be_read_in_files_and_tensorboard(tmp_path: Path
     options = {"callbacks": callbacks, "limit_val_batches": 1.0}
     run = runs.trainer(tmp_path, steps=2, logger=TensorBoardLogger(tmp_path), **options)
     sampling = SamplingParams(max_tokens=6)
-    module = runs.policy(eval_completions=2, eval_sampling=sampling)
+    module = runs.policy(evaluation=EvaluationOptions(sampling, completions=2))
     run.fit(module, datamodule=runs.data(tmp_path))
     folder = Path(run.log_dir or "")
     rows = read(folder / "rollouts.jsonl")

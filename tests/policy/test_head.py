@@ -51,7 +51,7 @@ def test_the_models_own_softcap_and_scale_are_applied(config: object) -> None:
     torch.testing.assert_close(actual, expected)
     plain = final_hidden(model, tokens)[0] @ model.get_output_embeddings().weight.t()
     assert (plain - expected).abs().max() > 1e-3  # so that the comparison means something
-    check_head(model, tolerance=1e-4)
+    check_head(model)
 
 
 def test_a_model_that_makes_its_logits_otherwise_is_refused_by_name(
@@ -63,7 +63,7 @@ def test_a_model_that_makes_its_logits_otherwise_is_refused_by_name(
 
     odd = Odd(llama.config).eval()
     with pytest.raises(ValueError, match="Odd makes its logits in a way that is not supported"):
-        check_head(odd, tolerance=1e-4)
+        check_head(odd)
 
 
 def test_padding_on_the_right_changes_nothing(llama: LlamaForCausalLM) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from logra_lightning.objective import ReinforcePlusPlus
+from logra_lightning.objective import ObjectiveOptions, ReinforcePlusPlus
 from tests.ranks_run import build, run
 from tests.runs import run_ranks, weights
 
@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.dist, pytest.mark.usefixtures("private_datasets_cache"
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "frozen others": {"train_others": False},
-    "batch-normalized": {"advantage": ReinforcePlusPlus()},
+    "batch-normalized": {"objective": ObjectiveOptions(ReinforcePlusPlus())},
     "minibatches": {"minibatches": 2},
-    "masked": {"mask_truncated": True},
+    "masked": {"objective": ObjectiveOptions(mask_truncated=True)},
 }
 
 SCRIPT = """

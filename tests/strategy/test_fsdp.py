@@ -9,7 +9,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from logra_lightning.objective import K3, ReinforcePlusPlus
+from logra_lightning.objective import K3, ObjectiveOptions, ReinforcePlusPlus
+from logra_lightning.policy import MemoryOptions
 from logra_lightning.sketch.projection import projection_key, rademacher
 from tests.ranks_run import build, run, run_script
 from tests.runs import weights
@@ -20,11 +21,17 @@ CASES: dict[str, dict[str, Any]] = {
     "tied": {},
     "uneven": {"model": "uneven"},
     "frozen others": {"train_others": False, "model": "uneven"},
-    "batch-normalized": {"advantage": ReinforcePlusPlus()},
-    "masked": {"mask_truncated": True},
-    "checkpointed": {"activation_checkpointing": True, "model": "uneven"},
-    "reference": {"reference_kl": K3(0.1), "train_others": False},
-    "unequal microbatches": {"reference_kl": K3(0.1), "max_tokens_per_microbatch": 32},
+    "batch-normalized": {"objective": ObjectiveOptions(ReinforcePlusPlus())},
+    "masked": {"objective": ObjectiveOptions(mask_truncated=True)},
+    "checkpointed": {"memory": MemoryOptions(80, activation_checkpointing=True), "model": "uneven"},
+    "reference": {
+        "objective": ObjectiveOptions(reference_kl=K3(0.1)),
+        "train_others": False,
+    },
+    "unequal microbatches": {
+        "objective": ObjectiveOptions(reference_kl=K3(0.1)),
+        "memory": MemoryOptions(32),
+    },
 }
 
 SCRIPT = """
