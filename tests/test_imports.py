@@ -11,7 +11,7 @@ import logra_lightning
 from logra_lightning.cli import LograCLI
 from tests.conftest import ROOT
 
-HEAVY = ["torch", "lightning", "transformers", "vllm", "datasets", "torchmetrics", "tensorboard", "numpy", "yaml"]
+HEAVY = ["torch", "lightning", "transformers", "vllm", "datasets", "tensorboard", "numpy", "yaml"]
 
 
 def python(code: str) -> str:
@@ -61,15 +61,15 @@ def test_short_class_names_resolve_and_show_in_help(
             pass
 
     monkeypatch.chdir(ROOT)
-    short = ["--trainer.strategy=SketchStrategy", "--model.engine=TorchEngine"]
+    short = ["--trainer.strategy=SketchStrategy", "--model.objective.loss=GSPO"]
     words = ["logra_lightning", "fit", "--config", "configs/quickstart.yaml", *short]
     monkeypatch.setattr(sys, "argv", words)
     cli = Parsed()
     assert type(cli.trainer.strategy).__name__ == "SketchStrategy"
-    assert type(cli.model.engine).__name__ == "TorchEngine"
+    assert type(cli.model.objective.loss).__name__ == "GSPO"
     monkeypatch.setattr(sys, "argv", ["logra_lightning", "fit", "--help"])
     with pytest.raises(SystemExit):
         Parsed()
     shown = "".join(capsys.readouterr().out.split())  # names may be cut at the end of a line
-    for name in ("SketchFSDPStrategy", "TorchEngine", "MixedDataModule", "GSPO"):
+    for name in ("SketchFSDPStrategy", "MixedDataModule", "GSPO", "RunningBaseline"):
         assert name in shown, name

@@ -15,8 +15,11 @@ for _strategy, _description in (
     (SketchDDPStrategy, "gradient sketches, the whole model on each of several devices"),
     (SketchFSDPStrategy, "gradient sketches, a part of the weights on each of several devices"),
 ):
-    if _strategy.strategy_name not in StrategyRegistry:
-        StrategyRegistry.register(_strategy.strategy_name, _strategy, description=_description)
+    # By its class too, as `--trainer.strategy=SketchStrategy` names it; Lightning looks for the
+    # name in lower case.
+    for _name in (_strategy.strategy_name, _strategy.__name__.lower()):
+        if _name not in StrategyRegistry:
+            StrategyRegistry.register(_name, _strategy, description=_description)
 
 __all__ = [
     "SketchDDPStrategy",
