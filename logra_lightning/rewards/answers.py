@@ -12,8 +12,8 @@ from logra_lightning.rewards.reward import Reward
 def unusable_rows(rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """Rows that a reward cannot score, with its reason.
 
-    A reward's function is asked where it has `check_rows`, which gets a list for each column that
-    it names and returns a reason or None for each row, or else `check_row`, which does so for one.
+    A reward's function is asked if it has a method `check_rows`: it gets one list for each column
+    that its signature names, and returns one reason, or None, for each row.
 
     Args:
         rewards: all terms.
@@ -25,14 +25,10 @@ def unusable_rows(rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]]) 
     reasons: dict[int, str] = {}
     for reward in rewards:
         check_rows = getattr(reward.function, "check_rows", None)
-        check_row = getattr(reward.function, "check_row", None)
-        found: list[str | None] = []
-        if check_rows is not None and rows:
-            names = Parameters.of(check_rows).among(rows[0])
-            found = check_rows(**{name: [row[name] for row in rows] for name in names})
-        elif check_row is not None:
-            parameters = Parameters.of(check_row)
-            found = [check_row(**parameters.among(row)) for row in rows]
+        if check_rows is None or not rows:
+            continue
+        names = Parameters.of(check_rows).among(rows[0])
+        found = check_rows(**{name: [row[name] for row in rows] for name in names})
         for position, reason in enumerate(found):
             if reason is not None:
                 reasons.setdefault(position, f"reward {reward.label!r}: {reason}")

@@ -155,10 +155,6 @@ class MathReward:
             for gold, value, place in zip(golds, answer, places, strict=True)
         ]
 
-    def check_row(self, answer: Any) -> str | None:
-        """Why the gold answer of one row cannot be used; None where it can."""
-        return self.check_rows([answer])[0]
-
     def answers(self, completions: Sequence[str]) -> list[str | None]:
         r"""The final answer of each completion, equal ones spelled alike where that is cheap.
 
