@@ -14,11 +14,13 @@ class MathGrader:
     """Compares answers by math-verify without its own alarms, which need a main thread."""
 
     def prepare(self) -> None:
-        """Import math-verify and compile its patterns, before the first worker is forked."""
+        """Import math-verify and what a comparison needs, before the first worker is forked."""
         from math_verify import parse, verify
 
         logging.getLogger("math_verify").setLevel(logging.ERROR)
-        wanted, given = (parse(text, parsing_timeout=None) for text in (r"$x + \frac12$", "$y$"))
+        # A square that must be expanded: half a second of sympy is imported at the first of them.
+        texts = (r"$(x + \frac12)^2$", r"$x^2 + x + \frac14$")
+        wanted, given = (parse(text, parsing_timeout=None) for text in texts)
         verify(wanted, given, timeout_seconds=None)
 
     def usable(self, gold: str) -> bool:
