@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from logra_lightning.rewards.calls import Outcome, Pool, log_metric
 from logra_lightning.rewards.math_grader import MathGrader
 from logra_lightning.rewards.math_text import (
     as_list_like,
@@ -19,8 +20,6 @@ from logra_lightning.rewards.math_text import (
     plain_number,
     plain_words,
 )
-from logra_lightning.rewards.metric_log import log_metric
-from logra_lightning.rewards.pool import Outcome, Pool
 
 _FIRST_LIMIT_S = 1.0
 _CHUNK = 512

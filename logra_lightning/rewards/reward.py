@@ -11,9 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from logra_lightning.rewards.calls import call_async, call_here, is_async
+from logra_lightning.rewards.calls import Outcome, Pool, call_async, call_here, is_async
 from logra_lightning.rewards.parameters import Parameters
-from logra_lightning.rewards.pool import Outcome, Pool
 from logra_lightning.types import PromptBatch
 
 # Given to every reward that asks for them; a data set may not have columns of these names.

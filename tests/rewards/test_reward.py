@@ -17,7 +17,7 @@ import torch
 
 from logra_lightning.rewards import Reward, Scores, check_columns, exact_match, log_metric, score
 from logra_lightning.types import PromptBatch
-from tests.rewards import pool_functions
+from tests.rewards.calls import pool_functions
 
 PROMPTS = PromptBatch(
     [[1], [2, 3]],

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from logra_lightning.rewards.metric_log import noting
-from logra_lightning.rewards.pool import Outcome
-from logra_lightning.rewards.watchdog import Watchdog
+from logra_lightning.rewards.calls.metric_log import noting
+from logra_lightning.rewards.calls.pool import Outcome
+from logra_lightning.rewards.calls.watchdog import Watchdog
 
 
 def is_async(function: Callable[..., Any]) -> bool:

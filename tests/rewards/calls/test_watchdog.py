@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from logra_lightning.rewards import watchdog
-from logra_lightning.rewards.watchdog import Watchdog
+from logra_lightning.rewards.calls import watchdog
+from logra_lightning.rewards.calls.watchdog import Watchdog
 
 
 def backtrack() -> None:

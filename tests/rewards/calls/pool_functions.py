@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from logra_lightning.rewards.metric_log import log_metric
+from logra_lightning.rewards.calls.metric_log import log_metric
 
 
 def do(what: object) -> object:

@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from logra_lightning.rewards import metric_log
-from logra_lightning.rewards import pool_worker as wire
+from logra_lightning.rewards.calls import metric_log
+from logra_lightning.rewards.calls import pool_worker as wire
 
 _START_LIMIT_S = 300.0  # for the target's imports
 
@@ -34,7 +34,7 @@ class Forker:
     def __init__(self, target: Any, memory_gib: float | None) -> None:
         alone = [metric_log]
         name = str(getattr(target, "__module__", ""))
-        if name.startswith(metric_log.__name__.rpartition(".")[0] + "."):
+        if name.startswith("logra_lightning.rewards."):
             alone.append(sys.modules[name])
         order = pickle.dumps(
             {

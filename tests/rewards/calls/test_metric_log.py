@@ -9,8 +9,9 @@ import threading
 
 import pytest
 
-from logra_lightning.rewards import log_metric, metric_log
-from logra_lightning.rewards.metric_log import noting
+from logra_lightning.rewards import log_metric
+from logra_lightning.rewards.calls import metric_log
+from logra_lightning.rewards.calls.metric_log import noting
 
 
 def test_notes_go_to_the_innermost_call() -> None:

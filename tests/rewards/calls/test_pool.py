@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from logra_lightning.rewards.pool import Outcome, Pool
+from logra_lightning.rewards.calls.pool import Outcome, Pool
 from tests.conftest import ROOT
-from tests.rewards.pool_functions import Prepared, Unloadable, do
+from tests.rewards.calls.pool_functions import Prepared, Unloadable, do
 
 # Starts a pool in a process of its own, without the seconds that importing torch takes.
 SCRIPT = f"""
@@ -28,8 +28,8 @@ for name in ("logra_lightning", "logra_lightning.rewards"):
     package = types.ModuleType(name)
     package.__path__ = [{str(ROOT)!r} + "/" + name.replace(".", "/")]
     sys.modules[name] = package
-from logra_lightning.rewards.pool import Pool
-from tests.rewards.pool_functions import do
+from logra_lightning.rewards.calls.pool import Pool
+from tests.rewards.calls.pool_functions import do
 pool = Pool(do, workers=2)
 pids = [outcome.value[0] for outcome in pool.map([dict(what="where")], 60)]
 print(pids[0], pool._forker.process.pid, flush=True)

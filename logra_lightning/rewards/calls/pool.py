@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from logra_lightning.rewards.pool_process import Forker, Worker, pickled
+from logra_lightning.rewards.calls.pool_process import Forker, Worker, pickled
 
 
 @dataclass(frozen=True)
