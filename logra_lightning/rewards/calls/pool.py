@@ -37,20 +37,20 @@ class Pool:
 
     They start with the first call, are kept between batches, and end with `close`, with the pool or
     with this process, also when it is killed. They are forked from a fresh Python process that has
-    loaded the target and called its `prepare()` where it has one; so nothing of this process's CUDA
+    loaded the callee and called its `prepare()` where it has one; so nothing of this process's CUDA
     state, threads or `__main__` gets into them. Needs a POSIX system.
 
     Args:
-        target: a picklable object.
+        callee: a picklable object.
         workers: most processes at a time; by default the number of cores, at most 8.
         memory_gib: address space of each worker in GiB; a call that needs more gets a MemoryError.
 
     Raises:
-        ValueError: a target that another process cannot load, or a number out of range.
+        ValueError: a callee that another process cannot load, or a number out of range.
     """
 
     def __init__(
-        self, target: Any, workers: int | None = None, memory_gib: float | None = None
+        self, callee: Any, workers: int | None = None, memory_gib: float | None = None
     ) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         self.workers = min(8, cores or 1) if workers is None else workers
@@ -61,9 +61,9 @@ class Pool:
             )
         if not hasattr(os, "fork"):
             raise ValueError(f"time limits need processes that fork, which {sys.platform} has not")
-        self.target = target
+        self.callee = callee
         self.memory_gib = memory_gib
-        pickled(target)
+        pickled(callee)
         self._reset()
 
     def map(
@@ -79,7 +79,7 @@ class Pool:
         Args:
             calls: keyword arguments of each.
             timeout_s: seconds that a call may take.
-            method: of the target.
+            method: of the callee.
             total_s: seconds after which no call goes on or begins.
         """
         if not calls:
@@ -118,7 +118,7 @@ class Pool:
         outcomes: list[Outcome] = [Outcome()] * len(calls)
         waiting = deque(range(len(calls)))
         running: dict[Connection, tuple[int, Worker, float]] = {}
-        self._start()  # the imports of the target are no part of any limit
+        self._start()  # the imports of the callee are no part of any limit
         last = time.monotonic() + total_s if total_s is not None else float("inf")
         late = f"took longer than {timeout_s:g} s"
         try:
@@ -157,7 +157,7 @@ class Pool:
 
     def _start(self) -> Forker:
         if self._forker is None:
-            self._forker = Forker(self.target, self.memory_gib)
+            self._forker = Forker(self.callee, self.memory_gib)
             self._finalizer = weakref.finalize(self, self._forker.close)
         return self._forker
 

@@ -16,31 +16,31 @@ from typing import Any
 from logra_lightning.rewards.calls import metric_log
 from logra_lightning.rewards.calls import pool_worker as wire
 
-_START_LIMIT_S = 300.0  # for the target's imports
+_START_LIMIT_S = 300.0  # for the callee's imports
 
 
 class Forker:
-    """A fresh Python process that loads the target and forks workers, see `pool_worker`.
+    """A fresh Python process that loads the callee and forks workers, see `pool_worker`.
 
     Args:
-        target: a picklable object. Where it is of this package's rewards, its file is loaded
+        callee: a picklable object. Where it is of this package's rewards, its file is loaded
             without the package, which takes seconds to import.
         memory_gib: address space of each worker in GiB.
 
     Raises:
-        ValueError: the target could not be loaded there.
+        ValueError: the callee could not be loaded there.
     """
 
-    def __init__(self, target: Any, memory_gib: float | None) -> None:
+    def __init__(self, callee: Any, memory_gib: float | None) -> None:
         alone = [metric_log]
-        name = str(getattr(target, "__module__", ""))
+        name = str(getattr(callee, "__module__", ""))
         if name.startswith("logra_lightning.rewards."):
             alone.append(sys.modules[name])
         order = pickle.dumps(
             {
                 "path": sys.path,
                 "alone": [(module.__name__, module.__file__) for module in alone],
-                "target": pickled(target),
+                "callee": pickled(callee),
                 "memory_bytes": None if memory_gib is None else int(memory_gib * 2**30),
             }
         )
@@ -65,7 +65,7 @@ class Forker:
             raise
         if problem:
             self.close()
-            raise ValueError(f"{target!r} cannot be loaded by another process:\n{problem}")
+            raise ValueError(f"{callee!r} cannot be loaded by another process:\n{problem}")
 
     def fork(self) -> Worker:
         """A new worker.
@@ -133,22 +133,22 @@ class Worker:
         return f"with exit status {os.waitstatus_to_exitcode(status)}"
 
 
-def pickled(target: Any) -> bytes:
+def pickled(callee: Any) -> bytes:
     """Its pickle, which another process can load.
 
     Raises:
         ValueError: there is none.
     """
     try:
-        data = pickle.dumps(target)
+        data = pickle.dumps(callee)
     except Exception as error:
         raise ValueError(
-            f"{target!r} is called in other processes, which must be able to import it, but it "
+            f"{callee!r} is called in other processes, which must be able to import it, but it "
             f"cannot be pickled ({error}): define it at the top of a module"
         ) from error
     if b"__main__" in data:
         raise ValueError(
-            f"{target!r} is called in other processes, which cannot import from the script that "
+            f"{callee!r} is called in other processes, which cannot import from the script that "
             f"was started (__main__): define it in a module of its own"
         )
     return data

@@ -1,8 +1,8 @@
-"""The other side of `Pool`: a process that loads the target once and forks workers from it.
+"""The other side of `Pool`: a process that loads the callee once and forks workers from it.
 
 Run as a script, with the standard library alone, so that neither the trainer's `__main__` nor torch
 is imported, and so that a worker that was killed is replaced in milliseconds. The forker has one
-thread and runs none of the target's calls: it always notices that the trainer is gone, and then
+thread and runs none of the callee's calls: it always notices that the trainer is gone, and then
 kills its workers.
 """
 
@@ -70,18 +70,18 @@ def main() -> None:
     modules: list[Any] = []
     try:
         modules += [load_alone(name, path) for name, path in order["alone"]]
-        target = Unpickler(io.BytesIO(order["target"])).load()
-        getattr(target, "prepare", lambda: None)()
+        callee = Unpickler(io.BytesIO(order["callee"])).load()
+        getattr(callee, "prepare", lambda: None)()
         problem = b""
     except BaseException:
         problem = traceback.format_exc().encode()
     control.sendall(LENGTH.pack(len(problem)) + problem)
     if not problem:
-        serve(control, trainer, target, order["memory_bytes"], modules[0].noting)
+        serve(control, trainer, callee, order["memory_bytes"], modules[0].noting)
 
 
 def serve(
-    control: socket.socket, trainer: int, target: Any, memory_bytes: int | None, noting: Any
+    control: socket.socket, trainer: int, callee: Any, memory_bytes: int | None, noting: Any
 ) -> None:
     """Fork and end workers until the trainer closes its side or dies."""
     waiter = select.poll()
@@ -107,7 +107,7 @@ def serve(
                 control.close()
                 if alive is not None:
                     os.close(alive)
-                work(fds[0], target, memory_bytes, noting)
+                work(fds[0], callee, memory_bytes, noting)
             os.close(fds[0])
             workers.add(pid)
             control.sendall(REPLY.pack(pid))
@@ -126,7 +126,7 @@ def end(pid: int) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def work(fd: int, target: Any, memory_bytes: int | None, noting: Any) -> None:
+def work(fd: int, callee: Any, memory_bytes: int | None, noting: Any) -> None:
     """Answer calls until the other side is closed; never returns."""
     status = 1
     try:
@@ -139,19 +139,19 @@ def work(fd: int, target: Any, memory_bytes: int | None, noting: Any) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         connection = Connection(fd)
         while True:
-            connection.send_bytes(answer(target, connection.recv_bytes(), noting))
+            connection.send_bytes(answer(callee, connection.recv_bytes(), noting))
     except (EOFError, ConnectionError):
         status = 0
     finally:
         os._exit(status)
 
 
-def answer(target: Any, message: bytes, noting: Any) -> bytes:
+def answer(callee: Any, message: bytes, noting: Any) -> bytes:
     """One call: its value or what it raised, and what it noted."""
     with noting() as noted:
         try:
             method, arguments = pickle.loads(message)
-            return pickle.dumps((getattr(target, method)(**arguments), None, noted))
+            return pickle.dumps((getattr(callee, method)(**arguments), None, noted))
         except BaseException as error:
             problem = (f"{type(error).__name__}: {error}", traceback.format_exc())
             return pickle.dumps((None, problem, noted))

@@ -35,8 +35,8 @@ def test_nothing_happens_outside_of_scoring() -> None:
 def test_a_thread_notes_where_it_runs_in_a_copy_of_the_context() -> None:
     with noting() as noted:
         context = contextvars.copy_context()
-        for target in (lambda: log_metric("a", 1), lambda: context.run(log_metric, "b", 2)):
-            thread = threading.Thread(target=target)
+        for note in (lambda: log_metric("a", 1), lambda: context.run(log_metric, "b", 2)):
+            thread = threading.Thread(target=note)
             thread.start()
             thread.join()
     assert noted == [("b", 2.0)]

@@ -228,7 +228,7 @@ def test_a_call_that_cannot_be_sent_is_an_error_of_its_own(pool: Pool) -> None:
     assert second.value == 2
 
 
-def test_targets_that_no_other_process_can_load_are_refused() -> None:
+def test_callees_that_no_other_process_can_load_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot be pickled .*: define it at the top of a module"):
         Pool(lambda: 1)
     with pytest.raises(ValueError, match="(?s)cannot be loaded by another .*only in the test's"):
@@ -237,7 +237,7 @@ def test_targets_that_no_other_process_can_load_are_refused() -> None:
         Pool(do, workers=0)
 
 
-def test_targets_of_the_started_script_are_refused() -> None:
+def test_callees_of_the_started_script_are_refused() -> None:
     code = SCRIPT.replace("Pool(do,", "Pool(mine,").replace("pool = ", "def mine(): ...\npool = ")
     done = subprocess.run(
         [sys.executable, "-c", code, ""], capture_output=True, text=True, cwd=ROOT
