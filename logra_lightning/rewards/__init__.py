@@ -1,4 +1,4 @@
-"""Rewards: plain functions on completions and the columns of their rows."""
+"""Rewards: plain functions of a completion and the columns of its row."""
 
 from logra_lightning.rewards.answers import unusable_rows, voted_answers
 from logra_lightning.rewards.calls import log_metric

@@ -13,32 +13,34 @@ from logra_lightning.rewards.calls import Outcome, Pool, call_async, call_here, 
 
 @dataclass
 class Reward:
-    """One term of the reward.
+    """A function that scores completions, with its weight in the sum of all rewards.
 
     Args:
-        function: called once per completion as `function(completion=..., answer=..., ...)` with
-            the arguments that its signature names: `completion` (text without special tokens),
-            `completion_ids`, `prompt_ids`, or any column of the data set. `**kwargs` receives
-            everything. Returns a finite number, or None where it does not apply. May be async;
-            then the calls of a batch run at the same time.
-        weight: multiplies its values in the sum.
-        name: in logs, as `rewards/<name>`; the function's own name when left out.
-        batched: call the function once per batch, with a list of B values for each argument; it
-            returns B values. An exception among them stands for a call that raised it. A function
-            that has an attribute `batched` need not be marked here.
-        on_error: what becomes of a call that raises, overruns its limit, or returns something else
-            than a finite number or None. `raise` stops the run; `zero` scores 0, counts it in
+        function: called once per completion with the arguments that its signature names, as
+            `function(completion=..., answer=...)`. It can ask for `completion` (the text without
+            special tokens), `completion_ids`, `prompt_ids`, and any column of the data set;
+            `**kwargs` gets all of them. It returns a finite number, or None where it does not
+            apply. If it is async, the calls of a batch run at the same time.
+        weight: factor of the function's values in the sum.
+        name: the reward's name in logs, as `rewards/<name>`; by default the function's own name.
+        batched: whether the function is called once per batch, with a list of B values for each
+            argument. It then returns B values; an exception among them counts as raised for that
+            completion. A function with an attribute `batched = True` need not be marked here.
+        on_error: what happens if a call raises, overruns its limit, or returns anything but a
+            finite number or None. `raise` stops the run. `zero` scores 0, counts the call in
             `rewards/<name>/errors` or `rewards/<name>/timeouts`, and warns the first time.
-        timeout_s: seconds that a call may take. Async functions are cancelled at their next
-            `await`; plain ones are called in other processes, which are killed, so they must be
-            importable from a module. A `prepare` method is called there beforehand.
-        hang_s: seconds after which a call without `timeout_s` is taken to hang and is interrupted
-            (async ones when none has ended for so long); then `on_error` applies. Where it cannot
-            be interrupted, in C code that lets nothing else run, the process ends half a minute
-            later with the place where it was. null waits for ever.
+        timeout_s: the time that one call may take, in seconds. An async function is cancelled at
+            its `await`. A plain function is called in worker processes that are killed at the
+            limit, so it must be importable from a module; if it has a method `prepare`, that is
+            called before the first worker starts. null sets no limit.
+        hang_s: the time in seconds after which a call without `timeout_s` counts as hanging and is
+            interrupted, and `on_error` applies (for async functions: if no call has ended for so
+            long). C code that never returns to Python cannot be interrupted: half a minute later
+            the whole process ends and prints where it hung. null waits for ever.
 
     Raises:
-        ValueError: a value out of range, or a function that other processes cannot call.
+        ValueError: if a value is out of range, or `timeout_s` is set for a function that other
+            processes cannot import.
     """
 
     function: Callable[..., Any]
@@ -82,22 +84,27 @@ class Reward:
 
     @property
     def label(self) -> str:
-        """Its name in logs."""
+        """The reward's name in logs."""
         return str(self.name or getattr(self.function, "__name__", type(self.function).__name__))
 
     def call(self, calls: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-        """The outcome of each of B calls, or of those up to the first error where that raises.
+        """Call the function for B completions and return the outcome of each.
 
         Args:
-            calls: the arguments of each completion.
+            calls: the keyword arguments for each completion.
+
+        Returns:
+            B outcomes, or fewer if `on_error` is `raise` and a call raised: then the last outcome
+            has its error, and the calls after it were not made.
 
         Raises:
-            ValueError: a batched function that does not return B values.
+            ValueError: if a batched function does not return B values.
         """
         size = len(calls)
         if self.batched:
             calls = [{name: [call[name] for call in calls] for name in calls[0]}] if calls else []
-        hang_s = None if hasattr(self.function, "timeout_s") else self.hang_s  # limits of its own
+        # A function with an attribute timeout_s keeps limits of its own.
+        hang_s = None if hasattr(self.function, "timeout_s") else self.hang_s
         if is_async(self.function):
             if hang_s is not None and self.timeout_s is not None:
                 hang_s += self.timeout_s
@@ -109,13 +116,13 @@ class Reward:
         return self._split(outcomes[0], size) if self.batched and outcomes else outcomes
 
     def warn(self, problem: str) -> None:
-        """Say the first time that `on_error: zero` was needed."""
+        """Warn of a problem that `on_error: zero` covers, once for each reward."""
         if not self._warned:
             self._warned = True
             warnings.warn(f"{problem}. It scores 0, as will others (on_error: zero)", stacklevel=3)
 
     def _split(self, outcome: Outcome, size: int) -> list[Outcome]:
-        """The outcomes of a batched call, one per completion; the first has what was noted."""
+        """Part the outcome of a batched call into one per completion; the first keeps the notes."""
         noted = outcome.noted
         if outcome.error is not None:
             each = [Outcome(error=outcome.error)] * size
@@ -124,7 +131,7 @@ class Reward:
                 values = [] if isinstance(outcome.value, Mapping) else list(outcome.value)
             except TypeError:
                 values = []
-            except Exception as error:  # of a generator
+            except Exception as error:  # a generator may raise while its values are listed
                 return [Outcome(None, error, noted), *[Outcome(error=error)] * (size - 1)]
             if len(values) != size or isinstance(outcome.value, str):
                 found = f"{len(values)} values" if values else repr(outcome.value)

@@ -20,12 +20,13 @@ RESERVED = ("completion", "completion_ids", "prompt_ids")
 
 @dataclass(frozen=True)
 class Scores:
-    """What the rewards say of B completions.
+    """The scores of B completions.
 
     Args:
-        total: [B] fp32, weighted sum.
-        by_name: name of each term to [B] fp32, before its weight; NaN where it does not apply.
-        metrics: tag to value, to be logged beside the rewards.
+        total: [B] fp32, the weighted sum of all rewards.
+        by_name: for each reward's name its values, [B] fp32, before its weight; NaN where the
+            reward does not apply.
+        metrics: names and values to be logged beside the rewards.
     """
 
     total: Tensor
@@ -34,11 +35,15 @@ class Scores:
 
 
 def check_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
-    """Raise ValueError when a reward needs a column that is not there, or one shadows an argument.
+    """Check that the data set has the columns that the rewards ask for.
 
     Args:
-        rewards: all terms.
+        rewards: all rewards of the run.
         columns: names of the data set's columns.
+
+    Raises:
+        ValueError: if a reward asks for a column that is not there, or a column has the name of
+            something that rewards get from the rollout, such as `completion`.
     """
     columns = list(columns)
     shadowing = [name for name in columns if name in RESERVED]
@@ -67,18 +72,25 @@ def score(
     completions: Sequence[str],
     completion_ids: Sequence[list[int]],
 ) -> Scores:
-    """The rewards of B = P * G completions, those of one prompt standing together.
+    r"""Score B = P * G completions: G of the first prompt, then G of the second, and so on.
+
+    .. math:: \text{total}_i = \sum_r \text{weight}_r \, \text{value}_{r,i}
+
+    over the rewards r that apply to completion i. With P = 2 and G = 2, completions 0 and 1 get the
+    columns of prompt 0, completions 2 and 3 those of prompt 1.
 
     Args:
-        rewards: all terms.
+        rewards: all rewards of the run.
         prompts: P prompts with their columns.
-        completions: B texts.
+        completions: B texts, without special tokens.
         completion_ids: B lists of token ids.
 
     Raises:
-        ValueError: a column that is missing, a value that is not a finite number, or another
-            number of values than completions.
-        RuntimeError: a function that raised or overran its time limit.
+        ValueError: if a column is missing, a reward returns anything but a finite number or None
+            (unless its `on_error` is `zero`), a batched one returns not as many values as there
+            are completions, or no reward applies to some completion.
+        RuntimeError: if a function raised or overran its time limit (unless its `on_error` is
+            `zero`).
     """
     check_columns(rewards, prompts.columns)
     repeats = len(completions) // len(prompts)
@@ -117,7 +129,7 @@ def score(
 def _numbers(
     reward: Reward, outcomes: Sequence[Outcome], rows: Sequence[int], completions: Sequence[str]
 ) -> tuple[list[float], dict[str, float]]:
-    """The value of each call, NaN where it does not apply; and the reward's own metrics."""
+    """The value of each call, NaN where the reward does not apply; and the metrics it noted."""
     noted: dict[str, list[float]] = {}
     numbers: list[float] = []
     errors = timeouts = 0
@@ -138,7 +150,7 @@ def _numbers(
             raise RuntimeError(f"{problem}: {cause}") from cause
         reward.warn(f"{problem}: {cause}" if cause is not None else problem)
         numbers.append(0.0)
-        # Without a limit of ours, it is the function's own error.
+        # Without timeout_s, a TimeoutError comes from the function itself or from hang_s.
         timed_out = isinstance(cause, TimeoutError) and reward.timeout_s is not None
         timeouts += timed_out
         errors += not timed_out
@@ -151,7 +163,7 @@ def _numbers(
 
 
 def _problem(outcome: Outcome) -> tuple[str, Exception | None]:
-    """What is wrong with it, empty where nothing is, and what it raised."""
+    """What is wrong with an outcome, in words, and what it raised; no words if it is fine."""
     value, error = outcome.value, outcome.error
     if isinstance(error, TimeoutError):
         return "overran its time limit", error
@@ -161,5 +173,5 @@ def _problem(outcome: Outcome) -> tuple[str, Exception | None]:
         number = math.nan if isinstance(value, str) else float(0.0 if value is None else value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    fits = abs(number) <= torch.finfo(torch.float32).max  # which NaN does not
+    fits = abs(number) <= torch.finfo(torch.float32).max  # False for NaN too
     return ("", None) if fits else (f"returned {value!r}", None)

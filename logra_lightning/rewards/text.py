@@ -6,22 +6,27 @@ import re
 
 
 def exact_match(completion: str, answer: object) -> float | None:
-    """1 when the completion is the answer, up to white space at both ends, else 0.
+    """1 if the completion equals the answer, else 0; white space at both ends does not count.
 
-    None, not applicable, where there is no answer.
+    Args:
+        completion: a text.
+        answer: the right answer, text or a number; None if the row has none.
+
+    Returns:
+        1 or 0; None, which means that this reward does not apply, where there is no answer.
     """
     return None if answer is None else float(completion.strip() == str(answer).strip())
 
 
 class FormatMatch:
-    r"""1 where the whole completion matches a pattern, up to white space at both ends, else 0.
+    r"""1 if the whole completion matches a pattern, else 0; outer white space does not count.
 
     Args:
         pattern: regular expression in which a dot matches line ends too, for instance
             `<think>.*</think>\s*<answer>.*</answer>`.
 
     Raises:
-        ValueError: a pattern that does not compile.
+        ValueError: if the pattern does not compile.
     """
 
     __name__ = "format"
@@ -33,25 +38,28 @@ class FormatMatch:
             raise ValueError(f"pattern {pattern!r} does not compile: {error}") from error
 
     def __call__(self, completion: str) -> float:
-        """1 or 0."""
+        """Return 1 if the completion matches, else 0."""
         return float(self.pattern.fullmatch(completion.strip()) is not None)
 
 
 class SoftOverlong:
-    r"""Punishes completions that come close to the longest one allowed.
+    r"""Punishes a completion of n tokens that comes close to the longest one allowed.
 
-    With n tokens, M = `max_tokens` and b = `buffer_tokens` (DAPO, arXiv 2503.14476, equation 13):
+    With M = `max_tokens` and b = `buffer_tokens` the reward is
 
     .. math::
         R = 0 \text{ for } n \le M - b, \quad (M - b - n) / b \text{ for } M - b < n \le M, \quad
         -1 \text{ for } n > M
 
+    With M = 100 and b = 20, 80 tokens get 0, 90 tokens -0.5, and 100 tokens or more -1. Source:
+    DAPO, arXiv 2503.14476, equation 13.
+
     Args:
-        max_tokens: M; the same as `model.sampling.max_tokens`, as a rule.
-        buffer_tokens: b, in which the punishment grows.
+        max_tokens: M, in tokens; usually the same as `model.sampling.max_tokens`.
+        buffer_tokens: b, in tokens: the last stretch before M, over which R falls from 0 to -1.
 
     Raises:
-        ValueError: a buffer that is not above 0, or above `max_tokens`.
+        ValueError: unless 0 < `buffer_tokens` <= `max_tokens`.
     """
 
     __name__ = "soft_overlong"
@@ -66,24 +74,26 @@ class SoftOverlong:
         self.buffer_tokens = buffer_tokens
 
     def __call__(self, completion_ids: list[int]) -> float:
-        """R, in [-1, 0]."""
+        """Return R, in [-1, 0], for the token ids of one completion."""
         over = len(completion_ids) - (self.max_tokens - self.buffer_tokens)
         return -min(max(over / self.buffer_tokens, 0.0), 1.0)
 
 
 class RepetitionPenalty:
-    r"""Punishes repeated n-grams of tokens.
+    r"""Punishes sequences of n tokens (n-grams) that a completion repeats.
 
     .. math:: R = p \, (1 - \text{distinct n-grams} / \text{n-grams})
 
-    with p = `max_penalty`; 0 where there are no n-grams. As in arXiv 2502.03373, over tokens.
+    with p = `max_penalty`; R = 0 for a completion of fewer than n tokens. With n = 2 the tokens
+    1 2 1 2 1 have four 2-grams, two of them distinct: R = p / 2. Source: arXiv 2502.03373, applied
+    to tokens.
 
     Args:
         ngram: n, in tokens.
-        max_penalty: p, not positive.
+        max_penalty: p, 0 or less; the reward if all n-grams were the same.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: if `ngram` is below 1 or `max_penalty` above 0.
     """
 
     __name__ = "repetition"
@@ -98,7 +108,7 @@ class RepetitionPenalty:
         self.max_penalty = max_penalty
 
     def __call__(self, completion_ids: list[int]) -> float:
-        """R, in [p, 0]."""
+        """Return R, in [p, 0], for the token ids of one completion."""
         count = len(completion_ids) - self.ngram + 1
         if count < 1:
             return 0.0

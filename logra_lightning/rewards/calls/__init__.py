@@ -1,4 +1,4 @@
-"""How functions are called: in this process, on an event loop, or in processes with a limit."""
+"""Call functions: in this process, on an event loop, or in other processes with a time limit."""
 
 from logra_lightning.rewards.calls.in_process import call_async, call_here, is_async
 from logra_lightning.rewards.calls.metric_log import log_metric

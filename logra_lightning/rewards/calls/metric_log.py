@@ -1,6 +1,7 @@
-"""`log_metric`: what a reward function notes beside its value.
+"""`log_metric`: numbers that a reward function notes beside the value it returns.
 
-Standard library alone: the processes of `Pool` load this file by itself.
+Imports nothing but the standard library, because the processes of `Pool` load this file by its
+path, without the package around it.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ _current: ContextVar[list[tuple[str, float]] | None] = ContextVar("reward_metric
 
 
 def log_metric(name: str, value: float) -> None:
-    """Note a number from inside a reward function, also an async one or one in another process.
+    """Note a number from inside a reward function; the function may be async or in another process.
 
-    The mean of a batch's values is logged as `rewards/<label of the reward>/<name>`. Outside of
-    scoring, as when the function is tried by hand, nothing happens. A thread that the function
-    starts itself sees no scoring either, unless it is run in a copy of the context.
+    The mean of what a batch noted under one name is logged as `rewards/<reward>/<name>`. Nothing
+    happens while no batch is being scored, for instance where you try the function by hand, nor in
+    a thread that the function starts itself, unless that thread runs in a copy of the context.
 
     Args:
-        name: last part of the tag.
+        name: last part of the metric's name in logs.
         value: a finite number.
 
     Raises:
-        ValueError: another value, also outside of scoring.
+        ValueError: if the value is not a finite number, also while no batch is being scored.
     """
     value = float(value)
     if not math.isfinite(value):
@@ -37,7 +38,7 @@ def log_metric(name: str, value: float) -> None:
 
 @contextmanager
 def noting() -> Iterator[list[tuple[str, float]]]:
-    """A list that receives what is noted inside."""
+    """A context with a list that gets the names and numbers noted inside it."""
     noted: list[tuple[str, float]] = []
     token = _current.set(noted)
     try:

@@ -1,4 +1,4 @@
-"""`Forker` and `Worker`: the processes of a `Pool`, as seen from the trainer."""
+"""`Forker` and `Worker`: the trainer's handles on the processes of a `Pool`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import Any
 from logra_lightning.rewards.calls import metric_log
 from logra_lightning.rewards.calls import pool_worker as wire
 
-_START_LIMIT_S = 300.0  # for the callee's imports
+_START_LIMIT_S = 300.0  # in which the forker must have imported the callee
 
 
 class Forker:
-    """A fresh Python process that loads the callee and forks workers, see `pool_worker`.
+    """A fresh Python process that loads the callee once and forks workers (see `pool_worker`).
 
     Args:
-        callee: a picklable object. Where it is of this package's rewards, its file is loaded
-            without the package, which takes seconds to import.
-        memory_gib: address space of each worker in GiB.
+        callee: a picklable object. If its module belongs to `logra_lightning.rewards`, that file is
+            loaded by its path, because importing the package takes seconds.
+        memory_gib: address space of each worker in GiB; None sets no limit.
 
     Raises:
-        ValueError: the callee could not be loaded there.
+        ValueError: if the process could not load the callee.
     """
 
     def __init__(self, callee: Any, memory_gib: float | None) -> None:
@@ -68,10 +68,10 @@ class Forker:
             raise ValueError(f"{callee!r} cannot be loaded by another process:\n{problem}")
 
     def fork(self) -> Worker:
-        """A new worker.
+        """Start a new worker.
 
         Raises:
-            OSError, EOFError: the forker is gone.
+            OSError, EOFError: if the forker is gone.
         """
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -80,19 +80,19 @@ class Forker:
             return Worker(pid, Connection(ours.detach()), self)
 
     def end(self, pid: int) -> int:
-        """Kill a worker and what it started; its status as `os.waitpid` gives it.
+        """Kill a worker with all that it started; return its status as `os.waitpid` gives it.
 
         Raises:
-            OSError, EOFError: the forker is gone, and with it the worker.
+            OSError, EOFError: if the forker is gone, and the worker with it.
         """
         self.control.sendall(wire.REQUEST.pack(wire.END, pid))
         (status,) = wire.REPLY.unpack(self._read(wire.REPLY.size))
         return int(status)
 
     def close(self) -> None:
-        """End it; it kills its workers when its connection closes."""
+        """End the forker, which kills its workers as soon as its connection is closed."""
         self.control.close()
-        if self.owner != os.getpid():  # in a forked copy: the process is its parent's
+        if self.owner != os.getpid():  # in a fork: waiting for the forker is for its parent
             return
         try:
             self.process.wait(10)
@@ -109,12 +109,12 @@ class Forker:
 
 @dataclass(frozen=True)
 class Worker:
-    """One process that answers calls.
+    """A process that answers calls.
 
     Args:
-        pid: its process.
-        connection: for calls and values.
-        forker: whose child it is.
+        pid: its process number.
+        connection: carries the calls to it and its answers back.
+        forker: the process that forked it.
     """
 
     pid: int
@@ -122,7 +122,7 @@ class Worker:
     forker: Forker
 
     def end(self) -> str:
-        """Kill it, if it is not dead; how it ended, in words."""
+        """Kill the worker unless it is dead already; return in words how it ended."""
         self.connection.close()
         try:
             status = self.forker.end(self.pid)
@@ -134,10 +134,10 @@ class Worker:
 
 
 def pickled(callee: Any) -> bytes:
-    """Its pickle, which another process can load.
+    """Pickle the callee for another process.
 
     Raises:
-        ValueError: there is none.
+        ValueError: if it cannot be pickled, or only the script that was started can load it.
     """
     try:
         data = pickle.dumps(callee)
