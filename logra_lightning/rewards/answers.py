@@ -1,4 +1,4 @@
-"""What the rewards of a run say beside scores: which rows are unusable, and what is voted on."""
+"""What rewards tell besides scores: which rows they cannot score, and a completion's answer."""
 
 from __future__ import annotations
 
@@ -10,29 +10,26 @@ from logra_lightning.rewards.reward import Reward
 
 
 def unusable_rows(rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Rows that a reward cannot score, with its reason.
+    """Find the rows that some reward cannot score.
 
-    A reward's function is asked where it has `check_rows`, which gets a list for each column that
-    it names and returns a reason or None for each row, or else `check_row`, which does so for one.
+    A reward's function is asked if it has a method `check_rows`: it gets one list for each column
+    that its signature names, and returns one reason, or None, for each row.
 
     Args:
-        rewards: all terms.
-        rows: columns of each row.
+        rewards: all rewards of the run.
+        rows: the columns of each row, by name.
 
     Returns:
-        Position of the row to the first reason against it.
+        For each unusable row, its position in `rows` and the reason of the first reward that cannot
+        score it, in order of position.
     """
     reasons: dict[int, str] = {}
     for reward in rewards:
         check_rows = getattr(reward.function, "check_rows", None)
-        check_row = getattr(reward.function, "check_row", None)
-        found: list[str | None] = []
-        if check_rows is not None and rows:
-            names = Parameters.of(check_rows).among(rows[0])
-            found = check_rows(**{name: [row[name] for row in rows] for name in names})
-        elif check_row is not None:
-            parameters = Parameters.of(check_row)
-            found = [check_row(**parameters.among(row)) for row in rows]
+        if check_rows is None or not rows:
+            continue
+        names = Parameters.of(check_rows).among(rows[0])
+        found = check_rows(**{name: [row[name] for row in rows] for name in names})
         for position, reason in enumerate(found):
             if reason is not None:
                 reasons.setdefault(position, f"reward {reward.label!r}: {reason}")
@@ -40,14 +37,17 @@ def unusable_rows(rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]]) 
 
 
 def voted_answers(rewards: Sequence[Reward], completions: Sequence[str]) -> list[str | None]:
-    """The answer of each completion for a majority vote, equal ones alike; None where it has none.
+    """Return the answer of each completion as text, for a majority vote.
 
-    By the first reward whose function has `answers(completions)`, else the text without white
-    space at both ends.
+    The answers come from the first reward whose function has a method `answers(completions)`. If no
+    reward has one, the answer is the whole completion, stripped of outer white space.
 
     Args:
-        rewards: all terms.
+        rewards: all rewards of the run.
         completions: B texts.
+
+    Returns:
+        B answers; answers that count as equal have the same spelling, and None is no answer.
     """
     for reward in rewards:
         answers = getattr(reward.function, "answers", None)

@@ -1,4 +1,4 @@
-"""The scorers of reasoning-gym's own tasks."""
+"""`GymScore`: reasoning-gym's own scorers as a reward."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 
 class GymScore:
-    """Scores a completion by the reasoning-gym task that its row came from.
+    """Scores a completion with the scorer of the reasoning-gym task that made its row.
 
     Args:
-        pattern: regular expression whose last match in the completion is the answer, by its first
-            group where it has one; None takes the whole completion. For instance
-            `<answer>(.*?)</answer>`. No match scores 0.
+        pattern: regular expression that finds the answer, for instance `<answer>(.*?)</answer>`.
+            Its last match in the completion counts: the first group of the pattern, or the whole
+            match if it has no group. A completion without a match scores 0. None takes the whole
+            completion as the answer.
 
     Raises:
-        ValueError: a pattern that does not compile.
+        ValueError: if the pattern does not compile.
     """
 
     __name__ = "gym_score"
@@ -30,7 +31,18 @@ class GymScore:
     def __call__(
         self, completion: str, question: str, answer: str, metadata: dict[str, Any] | None
     ) -> float | None:
-        """The task's own score, in [0, 1]; None, not applicable, where the row has no task."""
+        """Return the task's own score, in [0, 1].
+
+        Args:
+            completion: the text to score.
+            question: the task's question, a column of the row.
+            answer: the task's right answer, a column of the row.
+            metadata: what the task needs to score an answer, a column of the row; None if the row
+                comes from another data set, to which this reward does not apply.
+
+        Returns:
+            The score, or None where this reward does not apply.
+        """
         if metadata is None:
             return None
         from reasoning_gym import get_score_answer_fn
@@ -43,11 +55,11 @@ class GymScore:
         return float(score_answer(found, entry))
 
     def answers(self, completions: Sequence[str]) -> list[str | None]:
-        """The answer of each of B completions, None where the pattern does not match."""
+        """Return the answer in each of B completions; None where the pattern does not match."""
         return [self._answer(completion) for completion in completions]
 
     def prepare(self) -> None:
-        """Import the tasks; called once by the processes of `Reward.timeout_s`."""
+        """Import the tasks before worker processes are forked (see `Reward.timeout_s`)."""
         import reasoning_gym  # noqa: F401
 
     def _answer(self, completion: str) -> str | None:

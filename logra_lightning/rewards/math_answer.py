@@ -1,4 +1,4 @@
-"""`MathReward`: whether a completion's final answer equals the gold one, by math-verify."""
+"""`MathReward`: whether a completion's final answer equals the right one, by math-verify."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from logra_lightning.rewards.calls import Outcome, Pool, log_metric
 from logra_lightning.rewards.math_grader import MathGrader
 from logra_lightning.rewards.math_text import (
     as_list_like,
@@ -19,20 +20,18 @@ from logra_lightning.rewards.math_text import (
     plain_number,
     plain_words,
 )
-from logra_lightning.rewards.metric_log import log_metric
-from logra_lightning.rewards.pool import Outcome, Pool
 
-_FIRST_LIMIT_S = 1.0
-_CHUNK = 512
+_FIRST_LIMIT_S = 1.0  # for every answer, before the slow ones are tried again
+_CHUNK = 512  # gold answers that are checked between two steps of the progress bar
 
 
 class MathReward:
-    r"""1 where the final answer of a completion equals the gold one, else 0.
+    r"""1 if the final answer of a completion equals the gold answer, the right one; else 0.
 
     The final answer is the last complete `\boxed{...}` or what follows the last `####`, whichever
-    stands later; without either, a completion that is one bare expression is the answer, and in any
-    other text math-verify looks for one. Gold answers are read in the same way, so worked solutions
-    that end in `#### 42` or `\boxed{42}` may be given as they are.
+    stands later. Without either, a completion that is nothing but one expression is the answer, and
+    in any other text math-verify looks for one. Gold answers are read in the same way, so a column
+    of worked solutions that end in `#### 42` or `\boxed{42}` can be used as it is.
 
     | gold | answer | value | because |
     |---|---|---|---|
@@ -51,25 +50,26 @@ class MathReward:
     | `50` | `50\%` | 1 | and 0.5 as well, as math-verify does |
     | `Tuesday` | `\text{tuesday}` | 1 | words are compared as words |
 
-    `1,234,567` without spaces is one number; `40 2` is none. Several answers, and words, must be
-    marked by a box or `####` where other text stands around them.
+    `1,234,567` without spaces is one number; `40 2` is no number. Where other text stands around
+    them, several answers, or an answer in words, must be marked by a box or `####`.
 
-    Numbers and words are compared at once. Everything else is algebra, and goes to worker processes
-    that need no torch and are killed at their limit; so it works from any thread and cannot hang.
-    At first every answer gets a second, then those that need more get `timeout_s` while
-    `batch_timeout_s` lasts: slow answers cost the others nothing, and B of them take no longer than
-    B / `workers` seconds and `batch_timeout_s`. One that overruns scores 0 and counts in
-    `rewards/<name>/timeouts`; one whose process dies does too, in `rewards/<name>/worker_errors`.
-    Needs `pip install logra-lightning[tasks]`.
+    Numbers and words are compared right here. Everything else is algebra and goes to worker
+    processes, which do not load torch and are killed at their limit. So this reward works from any
+    thread and cannot hang. Every answer first gets one second. Those that need more are then tried
+    again with `timeout_s` each, as long as `batch_timeout_s` lasts: slow answers cost the others
+    nothing, and B answers take at most B / `workers` + `batch_timeout_s` seconds, for instance
+    256 / 8 + 60 = 92. An answer that overruns its limit scores 0 and counts in
+    `rewards/<name>/timeouts`; one whose worker dies or fails scores 0 and counts in
+    `rewards/<name>/worker_errors`. Needs `pip install logra-lightning[tasks]`.
 
     Args:
-        timeout_s: seconds for one answer.
-        batch_timeout_s: seconds for all slow answers of a batch.
-        workers: processes; by default the number of cores, at most 8.
-        memory_gib: of each of them.
+        timeout_s: the time for one answer, in seconds.
+        batch_timeout_s: the time for all slow answers of a batch together, in seconds.
+        workers: number of worker processes; by default the number of cores, at most 8.
+        memory_gib: address space of each worker process, in GiB.
 
     Raises:
-        ValueError: a limit out of range, or math-verify is not installed.
+        ValueError: if a limit is not above 0, or math-verify is not installed.
     """
 
     __name__ = "math"
@@ -99,11 +99,15 @@ class MathReward:
     def __call__(
         self, completion: Sequence[str], answer: Sequence[Any]
     ) -> list[float | ValueError | None]:
-        """The value of each of B completions; an error where a gold answer is unusable.
+        """Compare the final answers of B completions with the gold ones.
 
         Args:
             completion: B texts.
             answer: B gold answers, text or numbers; None where this reward does not apply.
+
+        Returns:
+            B values: 1 or 0; None where this reward does not apply; and a ValueError, which counts
+            as raised for that completion, where the gold answer cannot be used.
         """
         pairs = [_pair(g, c) for g, c in zip(answer, completion, strict=True)]
         values = {pair: _compared(pair) for pair in pairs}
@@ -128,14 +132,17 @@ class MathReward:
     def check_rows(
         self, answer: Sequence[Any], source: Sequence[Any] | None = None
     ) -> list[str | None]:
-        """Why the gold answer of each row cannot be used; None where it can.
+        """Say for each row why its gold answer cannot be used.
 
-        A row without one is unusable, unless its whole source has none: there the reward does not
-        apply.
+        A row without a gold answer cannot be used either. But if no row from the same source has a
+        gold answer, this reward does not apply to that source and nothing is wrong.
 
         Args:
-            answer: gold answers of all rows.
-            source: where each row comes from, in a mixture.
+            answer: the gold answers of all rows.
+            source: in a mixture of data sets, the name of the one that each row comes from.
+
+        Returns:
+            For each row the reason, or None if its gold answer can be used.
         """
         from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -155,18 +162,17 @@ class MathReward:
             for gold, value, place in zip(golds, answer, places, strict=True)
         ]
 
-    def check_row(self, answer: Any) -> str | None:
-        """Why the gold answer of one row cannot be used; None where it can."""
-        return self.check_rows([answer])[0]
-
     def answers(self, completions: Sequence[str]) -> list[str | None]:
-        r"""The final answer of each completion, equal ones spelled alike where that is cheap.
+        r"""Return the final answers of B completions, for a majority vote.
 
-        `1/2`, `\frac{1}{2}` and `0.5` are all `1/2`. What is not understood in time stays as it was
-        written. None where there is no answer.
+        Answers that are equal after evaluation have the same spelling: `1/2`, `\frac{1}{2}` and
+        `0.5` all become `1/2`. An answer that takes too long to evaluate stays as it was written.
 
         Args:
             completions: B texts.
+
+        Returns:
+            B answers; None where a completion has none.
         """
         given = [_answer(completion) for completion in completions]
         spelled: dict[tuple[str, bool], str | None] = {}
@@ -189,7 +195,7 @@ class MathReward:
         self.pool.close()
 
     def _map(self, method: str, calls: list[dict[str, Any]]) -> list[Outcome]:
-        """The outcomes of all calls; those that overrun a second are tried again."""
+        """Make all calls with a limit of a second; try those that overran it again, with more."""
         first = min(self.timeout_s, _FIRST_LIMIT_S)
         outcomes = self.pool.map(calls, first, method=method)
         slow = [i for i, o in enumerate(outcomes) if isinstance(o.error, TimeoutError)]
@@ -204,7 +210,7 @@ class MathReward:
 
 
 class _Pair(NamedTuple):
-    """What is compared: equal pairs of a batch are compared once."""
+    """A gold answer and a given one; equal pairs of a batch are compared only once."""
 
     gold: str
     answer: str
@@ -218,14 +224,14 @@ def _gold_of(text: str) -> str:
 
 
 def _gold(value: Any) -> str:
-    """A gold answer as it is compared; empty where it is neither text nor a number."""
+    """The gold answer in the form that is compared; empty if it is neither text nor a number."""
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     return _gold_of(str(value)) if isinstance(value, str | int | float) else ""
 
 
 def _answer(completion: str) -> tuple[str, bool]:
-    """The final answer; or the whole text, and that math-verify must look for one."""
+    """The final answer and False; or the whole text and True if math-verify must search it."""
     found = final_answer(completion)
     if found is not None:
         return normalized(found), False
@@ -241,7 +247,7 @@ def _pair(gold: Any, completion: str) -> _Pair:
 
 
 def _compared(pair: _Pair) -> float | ValueError | None:
-    """The value where no algebra is needed, else None."""
+    """The value of a pair; None if comparing it needs algebra."""
     if not pair.gold or is_prose(pair.gold):
         return _unusable(pair.gold)
     if not pair.answer or (is_run(pair.answer) and not pair.is_text):

@@ -1,6 +1,7 @@
-"""What the worker processes of `MathReward` do: parse and compare with math-verify, unlimited.
+"""`MathGrader`: parses and compares answers with math-verify in the workers of `MathReward`.
 
-Loaded there without its package (see `pool_process`), so it should import nothing of it.
+The workers load this file by its path, without the package around it (see `calls/pool_process.py`),
+so it imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -11,27 +12,29 @@ from typing import Any
 
 
 class MathGrader:
-    """Compares answers by math-verify without its own alarms, which need a main thread."""
+    """Compares answers with math-verify, whose own time limits are off: those of the pool hold."""
 
     def prepare(self) -> None:
-        """Import math-verify and compile its patterns, before the first worker is forked."""
+        """Import math-verify and what a comparison needs, before the first worker is forked."""
         from math_verify import parse, verify
 
         logging.getLogger("math_verify").setLevel(logging.ERROR)
-        wanted, given = (parse(text, parsing_timeout=None) for text in (r"$x + \frac12$", "$y$"))
+        # A square that must be expanded: half a second of sympy is imported at the first of them.
+        texts = (r"$(x + \frac12)^2$", r"$x^2 + x + \frac14$")
+        wanted, given = (parse(text, parsing_timeout=None) for text in texts)
         verify(wanted, given, timeout_seconds=None)
 
     def usable(self, gold: str) -> bool:
-        """Whether a gold answer can be parsed."""
+        """Return whether a gold answer can be parsed."""
         return bool(_parsed_gold(gold))
 
     def equal(self, gold: str, answer: str, is_text: bool) -> bool | None:
-        """Whether an answer equals the gold one; None where the gold cannot be parsed.
+        """Return whether an answer equals the gold one; None if the gold one cannot be parsed.
 
         Args:
-            gold: a gold answer, normalized.
-            answer: an answer, normalized; or a text in which math-verify looks for one.
-            is_text: which of the two.
+            gold: a gold answer, as `math_text.normalized` returns it.
+            answer: an answer, normalized too; or a whole text that math-verify searches for one.
+            is_text: whether `answer` is a whole text.
         """
         from math_verify import verify
 
@@ -41,11 +44,14 @@ class MathGrader:
         return bool(verify(parsed, _parse(answer, is_text), timeout_seconds=None))
 
     def canonical(self, answer: str, is_text: bool) -> str | None:
-        """One spelling for equal answers, as far as evaluation goes; None where there is none.
+        r"""Return a spelling that equal answers share; None if no answer is found.
+
+        The answer is evaluated but not simplified: `\sqrt{8}` and `2\sqrt{2}` share one spelling,
+        `(x+1)^2` and `x^2+2x+1` do not.
 
         Args:
-            answer: as for `equal`.
-            is_text: as for `equal`.
+            answer: an answer, normalized; or a whole text that math-verify searches for one.
+            is_text: whether `answer` is a whole text.
         """
         import sympy  # type: ignore[import-untyped]
 
@@ -60,7 +66,7 @@ class MathGrader:
 
 @lru_cache(maxsize=4096)
 def _parsed_gold(gold: str) -> list[Any]:
-    """Empty where nothing but the text itself is understood."""
+    """The parsed gold answer; empty if math-verify understands no more than the text itself."""
     found = _parse(gold, False)
     return found if found and not isinstance(found[0], str) else []
 

@@ -1,4 +1,4 @@
-"""The final answer in a text, and answers that can be told apart without algebra."""
+"""Find the final answer in a text, and recognise answers that can be compared without algebra."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PLAIN = re.compile(
     rf"(?P<number>{_NUMBER})"
     r"|(?P<sign>-?)(?:\\[dt]?frac\s*\{(?P<a>-?\d+)\}\s*\{(?P<b>-?\d+)\}|(?P<c>\d+)\s*/\s*(?P<d>\d+))"
 )
-# Other letters than these after a number are its unit: "42 dollars".
+# Letters after a number are its unit, as in "42 dollars", unless they are one of these names.
 _UNIT = re.compile(rf"({_NUMBER})\s*(?!(?:pi|sin|cos|tan|log|exp)\b)[A-Za-z]{{2,}}[A-Za-z ]*")
 _WORD = re.compile(r"(?<!\\)\b(?!(?:and|or|pi|sin|cos|tan|log|ln|exp|sqrt)\b)[A-Za-z]{2,}")
 _NAMED = re.compile(r"\\[A-Za-z]+\s*\{[A-Za-z ]*\}")  # \begin{cases}, \operatorname{lcm}
@@ -43,10 +43,11 @@ _MAX_GAP = 30  # characters between joined boxes; the pattern is slow on long wh
 
 
 def final_answer(text: str) -> str | None:
-    r"""The marked answer of a completion or a worked solution, None where nothing is marked.
+    r"""Return the marked answer of a text; None if nothing is marked.
 
-    It is the content of the last complete `\boxed{...}`, or what follows the last `####` on its
-    line, whichever stands later. Boxes joined by nothing but a comma, `and` or `or` are one answer.
+    It is the content of the last complete `\boxed{...}`, or the rest of the line after the last
+    `####`, whichever stands later. Boxes with nothing between them but a comma, `and` or `or` are
+    one answer: `\boxed{1} and \boxed{2}` gives `1, 2`.
 
     Args:
         text: a completion or a worked solution.
@@ -68,7 +69,10 @@ def final_answer(text: str) -> str | None:
 
 
 def normalized(answer: str) -> str:
-    """An answer without currency and dollar signs, thin spaces, and a full stop at its end.
+    r"""Return an answer without what means nothing in it.
+
+    That is dollar signs, thin spaces, `\( \)` around it, and a full stop at its end. Unicode signs
+    become LaTeX: `\$70,000.` gives `70,000`.
 
     Args:
         answer: LaTeX or plain text.
@@ -80,12 +84,13 @@ def normalized(answer: str) -> str:
 
 
 def plain_number(answer: str) -> Fraction | None:
-    """The exact value of an integer, decimal or simple fraction, None for everything else.
+    r"""Return the exact value of an integer, a decimal or a simple fraction; None for all else.
 
-    Thousands separators and a unit in words are left out.
+    Thousands separators and a unit in words do not count: `1,234`, `.5`, `\frac{1}{2}` and
+    `5 apples` are plain numbers; `2\pi`, `50%` and `40 2` are not.
 
     Args:
-        answer: as `normalized` gives it.
+        answer: an answer, as `normalized` returns it.
     """
     if len(answer) > _MAX_DIGITS:
         return None
@@ -104,10 +109,12 @@ def plain_number(answer: str) -> Fraction | None:
 
 
 def plain_words(answer: str) -> str | None:
-    """An answer in words, as `none of them`, in lower case; None for everything else.
+    """Return an answer that consists of words in lower case; None for all else.
+
+    `None of  them` gives `none of them`; `5 apples` and `x` are not words.
 
     Args:
-        answer: as `normalized` gives it.
+        answer: an answer, as `normalized` returns it.
     """
     answer = _TEXT.sub(r"\1", answer).strip()
     if not _WORDS.fullmatch(answer) or not _LONG_WORD.search(answer):
@@ -116,16 +123,20 @@ def plain_words(answer: str) -> str | None:
 
 
 def is_run(answer: str) -> bool:
-    """Whether an answer is several numbers with nothing between them, which math-verify adds up.
+    """Return whether an answer is several numbers in a row, such as `40 2`.
+
+    They must be recognised because math-verify adds them up. `1 234` is one number.
 
     Args:
-        answer: as `normalized` gives it.
+        answer: an answer, as `normalized` returns it.
     """
     return _RUN.fullmatch(answer) is not None and plain_number(answer) is None
 
 
 def is_bare(text: str) -> bool:
-    """Whether an unmarked text is an answer and nothing else: one short line of maths or words.
+    """Return whether a text without a marked answer is nothing but an answer.
+
+    That is one short line of mathematics, as `x^2 + 1`, or of words, as `even`; `It is 5.` is not.
 
     Args:
         text: a completion.
@@ -137,28 +148,28 @@ def is_bare(text: str) -> bool:
 
 
 def is_prose(answer: str) -> bool:
-    """Whether an answer has more words than mathematics does, among other things.
+    """Return whether an answer is a sentence: too many words for mathematics, but not words alone.
 
     Args:
-        answer: as `normalized` gives it.
+        answer: an answer, as `normalized` returns it.
     """
     words = _LONG_WORD.findall(_NAMED.sub("", answer))
     return len(words) > _MAX_WORDS and plain_words(answer) is None
 
 
 def as_list_like(gold: str, answer: str) -> str:
-    """The answer, with `125,250` read as two numbers where the gold one is several.
+    """Write `125,250` as two numbers, `125, 250`, if the gold answer is several numbers.
 
     Args:
-        gold: as `normalized` gives it.
-        answer: the same.
+        gold: the gold answer, as `normalized` returns it.
+        answer: the given answer, as `normalized` returns it.
     """
     several = _SEVERAL.search(gold) and _THOUSANDS.fullmatch(answer)
     return answer.replace(",", ", ") if several else answer
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
-    """Start, end and content of each complete box that is in no other; in linear time."""
+    """Start, end and content of each complete box that stands in no other box; in linear time."""
     found: list[tuple[int, int, str]] = []
     opened: list[re.Match[str]] = []
     for token in _BRACE.finditer(text):

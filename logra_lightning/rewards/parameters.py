@@ -1,4 +1,4 @@
-"""`Parameters`: what a function asks for by name."""
+"""`Parameters`: the arguments that a function's signature names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a function's signature asks for.
+    """The arguments that a function's signature names.
 
     Args:
-        needed: names without a default.
-        optional: names with one.
-        takes_all: whether it has `**kwargs`.
+        needed: names of the arguments without a default.
+        optional: names of the arguments with a default.
+        takes_all: whether the function has `**kwargs`, which take everything else.
     """
 
     needed: list[str]
@@ -24,7 +24,7 @@ class Parameters:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Parameters:
-        """Those of a function."""
+        """Read them from a function's signature."""
         found = inspect.signature(function).parameters.values()
         named = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         return cls(
@@ -34,6 +34,6 @@ class Parameters:
         )
 
     def among(self, available: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the available arguments that are asked for."""
+        """Pick the available arguments that the function asks for."""
         names = {*self.needed, *self.optional}
         return {n: v for n, v in available.items() if self.takes_all or n in names}

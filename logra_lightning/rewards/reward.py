@@ -1,53 +1,46 @@
-"""`Reward`: a function with a weight, and how functions get the columns they ask for by name."""
+"""`Reward`: a function with a weight, a name, and what becomes of its errors and overruns."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
-from logra_lightning.rewards.calls import call_async, call_here, is_async
-from logra_lightning.rewards.parameters import Parameters
-from logra_lightning.rewards.pool import Outcome, Pool
-from logra_lightning.types import PromptBatch
-
-# Given to every reward that asks for them; a data set may not have columns of these names.
-RESERVED = ("completion", "completion_ids", "prompt_ids")
+from logra_lightning.rewards.calls import Outcome, Pool, call_async, call_here, is_async
 
 
 @dataclass
 class Reward:
-    """One term of the reward.
+    """A function that scores completions, with its weight in the sum of all rewards.
 
     Args:
-        function: called once per completion as `function(completion=..., answer=..., ...)` with
-            the arguments that its signature names: `completion` (text without special tokens),
-            `completion_ids`, `prompt_ids`, or any column of the data set. `**kwargs` receives
-            everything. Returns a finite number, or None where it does not apply. May be async;
-            then the calls of a batch run at the same time.
-        weight: multiplies its values in the sum.
-        name: in logs, as `rewards/<name>`; the function's own name when left out.
-        batched: call the function once per batch, with a list of B values for each argument; it
-            returns B values. An exception among them stands for a call that raised it. A function
-            that has an attribute `batched` need not be marked here.
-        on_error: what becomes of a call that raises, overruns its limit, or returns something else
-            than a finite number or None. `raise` stops the run; `zero` scores 0, counts it in
+        function: called once per completion with the arguments that its signature names, as
+            `function(completion=..., answer=...)`. It can ask for `completion` (the text without
+            special tokens), `completion_ids`, `prompt_ids`, and any column of the data set;
+            `**kwargs` gets all of them. It returns a finite number, or None where it does not
+            apply. If it is async, the calls of a batch run at the same time.
+        weight: factor of the function's values in the sum.
+        name: the reward's name in logs, as `rewards/<name>`; by default the function's own name.
+        batched: whether the function is called once per batch, with a list of B values for each
+            argument. It then returns B values; an exception among them counts as raised for that
+            completion. A function with an attribute `batched = True` need not be marked here.
+        on_error: what happens if a call raises, overruns its limit, or returns anything but a
+            finite number or None. `raise` stops the run. `zero` scores 0, counts the call in
             `rewards/<name>/errors` or `rewards/<name>/timeouts`, and warns the first time.
-        timeout_s: seconds that a call may take. Async functions are cancelled at their next
-            `await`; plain ones are called in other processes, which are killed, so they must be
-            importable from a module. A `prepare` method is called there beforehand.
-        hang_s: seconds after which a call without `timeout_s` is taken to hang and is interrupted
-            (async ones when none has ended for so long); then `on_error` applies. Where it cannot
-            be interrupted, in C code that lets nothing else run, the process ends half a minute
-            later with the place where it was. null waits for ever.
+        timeout_s: the time that one call may take, in seconds. An async function is cancelled at
+            its `await`. A plain function is called in worker processes that are killed at the
+            limit, so it must be importable from a module; if it has a method `prepare`, that is
+            called before the first worker starts. null sets no limit.
+        hang_s: the time in seconds after which a call without `timeout_s` counts as hanging and is
+            interrupted, and `on_error` applies (for async functions: if no call has ended for so
+            long). C code that never returns to Python cannot be interrupted: half a minute later
+            the whole process ends and prints where it hung. null waits for ever.
 
     Raises:
-        ValueError: a value out of range, or a function that other processes cannot call.
+        ValueError: if a value is out of range, or `timeout_s` is set for a function that other
+            processes cannot import.
     """
 
     function: Callable[..., Any]
@@ -91,22 +84,27 @@ class Reward:
 
     @property
     def label(self) -> str:
-        """Its name in logs."""
+        """The reward's name in logs."""
         return str(self.name or getattr(self.function, "__name__", type(self.function).__name__))
 
     def call(self, calls: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-        """The outcome of each of B calls, or of those up to the first error where that raises.
+        """Call the function for B completions and return the outcome of each.
 
         Args:
-            calls: the arguments of each completion.
+            calls: the keyword arguments for each completion.
+
+        Returns:
+            B outcomes, or fewer if `on_error` is `raise` and a call raised: then the last outcome
+            has its error, and the calls after it were not made.
 
         Raises:
-            ValueError: a batched function that does not return B values.
+            ValueError: if a batched function does not return B values.
         """
         size = len(calls)
         if self.batched:
             calls = [{name: [call[name] for call in calls] for name in calls[0]}] if calls else []
-        hang_s = None if hasattr(self.function, "timeout_s") else self.hang_s  # limits of its own
+        # A function with an attribute timeout_s keeps limits of its own.
+        hang_s = None if hasattr(self.function, "timeout_s") else self.hang_s
         if is_async(self.function):
             if hang_s is not None and self.timeout_s is not None:
                 hang_s += self.timeout_s
@@ -118,13 +116,13 @@ class Reward:
         return self._split(outcomes[0], size) if self.batched and outcomes else outcomes
 
     def warn(self, problem: str) -> None:
-        """Say the first time that `on_error: zero` was needed."""
+        """Warn of a problem that `on_error: zero` covers, once for each reward."""
         if not self._warned:
             self._warned = True
             warnings.warn(f"{problem}. It scores 0, as will others (on_error: zero)", stacklevel=3)
 
     def _split(self, outcome: Outcome, size: int) -> list[Outcome]:
-        """The outcomes of a batched call, one per completion; the first has what was noted."""
+        """Part the outcome of a batched call into one per completion; the first keeps the notes."""
         noted = outcome.noted
         if outcome.error is not None:
             each = [Outcome(error=outcome.error)] * size
@@ -133,7 +131,7 @@ class Reward:
                 values = [] if isinstance(outcome.value, Mapping) else list(outcome.value)
             except TypeError:
                 values = []
-            except Exception as error:  # of a generator
+            except Exception as error:  # a generator may raise while its values are listed
                 return [Outcome(None, error, noted), *[Outcome(error=error)] * (size - 1)]
             if len(values) != size or isinstance(outcome.value, str):
                 found = f"{len(values)} values" if values else repr(outcome.value)
@@ -145,150 +143,3 @@ class Reward:
                 Outcome(error=v) if isinstance(v, Exception) else Outcome(value=v) for v in values
             ]
         return [Outcome(each[0].value, each[0].error, noted), *each[1:]]
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What the rewards say of B completions.
-
-    Args:
-        total: [B] fp32, weighted sum.
-        by_name: name of each term to [B] fp32, before its weight; NaN where it does not apply.
-        metrics: tag to value, to be logged beside the rewards.
-    """
-
-    total: Tensor
-    by_name: dict[str, Tensor]
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-def check_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
-    """Raise ValueError when a reward needs a column that is not there, or one shadows an argument.
-
-    Args:
-        rewards: all terms.
-        columns: names of the data set's columns.
-    """
-    columns = list(columns)
-    shadowing = [name for name in columns if name in RESERVED]
-    if shadowing:
-        raise ValueError(
-            f"the data set has columns called {', '.join(map(repr, shadowing))}, which rewards get "
-            f"from the rollout: rename them with data.init_args.columns"
-        )
-    for reward in rewards:
-        missing = [
-            n
-            for n in Parameters.of(reward.function).needed
-            if n not in columns and n not in RESERVED
-        ]
-        if missing:
-            raise ValueError(
-                f"reward {reward.label!r} asks for {', '.join(map(repr, missing))}, but the data "
-                f"set has only {', '.join(map(repr, columns)) or 'no columns'}: map one with "
-                f"data.init_args.columns"
-            )
-
-
-def score(
-    rewards: Sequence[Reward],
-    prompts: PromptBatch,
-    completions: Sequence[str],
-    completion_ids: Sequence[list[int]],
-) -> Scores:
-    """The rewards of B = P * G completions, those of one prompt standing together.
-
-    Args:
-        rewards: all terms.
-        prompts: P prompts with their columns.
-        completions: B texts.
-        completion_ids: B lists of token ids.
-
-    Raises:
-        ValueError: a column that is missing, a value that is not a finite number, or another
-            number of values than completions.
-        RuntimeError: a function that raised or overran its time limit.
-    """
-    check_columns(rewards, prompts.columns)
-    repeats = len(completions) // len(prompts)
-    rows = [prompts.rows[i // repeats] for i in range(len(completions))]
-    available = [
-        {n: v[i // repeats] for n, v in prompts.columns.items()}
-        | {
-            "completion": text,
-            "completion_ids": ids,
-            "prompt_ids": prompts.prompt_ids[i // repeats],
-        }
-        for i, (text, ids) in enumerate(zip(completions, completion_ids, strict=True))
-    ]
-    total = torch.zeros(len(completions), dtype=torch.float64)
-    scored = torch.zeros(len(completions), dtype=torch.bool)
-    by_name: dict[str, Tensor] = {}
-    metrics: dict[str, float] = {}
-    for reward in rewards:
-        parameters = Parameters.of(reward.function)
-        outcomes = reward.call([parameters.among(given) for given in available])
-        numbers, found = _numbers(reward, outcomes, rows, completions)
-        values = torch.tensor(numbers, dtype=torch.float64)
-        total += reward.weight * values.nan_to_num(0.0)
-        scored |= ~values.isnan()
-        by_name[reward.label] = values.to(torch.float32)
-        metrics |= {f"rewards/{reward.label}/{name}": value for name, value in found.items()}
-    if not scored.all():
-        row = rows[int((~scored).nonzero()[0])]
-        raise ValueError(
-            f"no reward applies to a completion of row {row}: {', '.join(by_name)} all returned "
-            f"None. Is a return statement missing?"
-        )
-    return Scores(total.to(torch.float32), by_name, metrics)
-
-
-def _numbers(
-    reward: Reward, outcomes: Sequence[Outcome], rows: Sequence[int], completions: Sequence[str]
-) -> tuple[list[float], dict[str, float]]:
-    """The value of each call, NaN where it does not apply; and the reward's own metrics."""
-    noted: dict[str, list[float]] = {}
-    numbers: list[float] = []
-    errors = timeouts = 0
-    for i, outcome in enumerate(outcomes):
-        for name, value in outcome.noted:
-            noted.setdefault(name, []).append(value)
-        problem, cause = _problem(outcome)
-        if not problem:
-            numbers.append(math.nan if outcome.value is None else float(outcome.value))
-            continue
-        start = completions[i][:80] + ("..." if len(completions[i]) > 80 else "")
-        problem = f"reward {reward.label!r} {problem} for row {rows[i]}, completion {start!r}"
-        if reward.on_error == "raise":
-            if cause is None:
-                raise ValueError(
-                    f"{problem}: it must return a finite number, or None where it does not apply"
-                )
-            raise RuntimeError(f"{problem}: {cause}") from cause
-        reward.warn(f"{problem}: {cause}" if cause is not None else problem)
-        numbers.append(0.0)
-        # Without a limit of ours, it is the function's own error.
-        timed_out = isinstance(cause, TimeoutError) and reward.timeout_s is not None
-        timeouts += timed_out
-        errors += not timed_out
-    metrics = {name: math.fsum(values) / len(values) for name, values in noted.items()}
-    if reward.on_error == "zero":
-        metrics["errors"] = float(errors)
-        if reward.timeout_s is not None:
-            metrics["timeouts"] = float(timeouts)
-    return numbers, metrics
-
-
-def _problem(outcome: Outcome) -> tuple[str, Exception | None]:
-    """What is wrong with it, empty where nothing is, and what it raised."""
-    value, error = outcome.value, outcome.error
-    if isinstance(error, TimeoutError):
-        return "overran its time limit", error
-    if error is not None:
-        return f"raised {type(error).__name__}", error
-    try:
-        number = math.nan if isinstance(value, str) else float(0.0 if value is None else value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    fits = abs(number) <= torch.finfo(torch.float32).max  # which NaN does not
-    return ("", None) if fits else (f"returned {value!r}", None)

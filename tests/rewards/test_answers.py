@@ -7,38 +7,43 @@ from logra_lightning.rewards import GymScore, Reward, exact_match, unusable_rows
 ROWS = [{"answer": "4", "level": 1}, {"answer": "?", "level": 2}, {"answer": "?", "level": 3}]
 
 
-class OneByOne:
+class Levels:
     def __call__(self, completion: str, answer: str) -> float:
         return 0.0
 
-    def check_row(self, level: int) -> str | None:
-        return "too hard" if level == 3 else None
+    def check_rows(self, level: list[int]) -> list[str | None]:
+        return ["too hard" if value == 3 else None for value in level]
 
 
-class AtOnce:
+class Golds:
     def __call__(self, completion: str, answer: str) -> float:
         return 0.0
 
     def check_rows(self, answer: list[str]) -> list[str | None]:
         return ["unknown" if gold == "?" else None for gold in answer]
 
-    def check_row(self, answer: str) -> str | None:
-        raise AssertionError("there is a faster way")
-
 
 class Wholesale:
     def __call__(self, completion: str) -> float:
         return 0.0
 
-    def check_row(self, **columns: object) -> str | None:
-        return f"has {sorted(columns)}" if columns["level"] == 1 else None
+    def check_rows(self, **columns: list) -> list[str | None]:
+        return [f"has {sorted(columns)}" if level == 1 else None for level in columns["level"]]
+
+
+class NoRows:
+    def __call__(self, completion: str) -> float:
+        return 0.0
+
+    def check_rows(self, answer: list[str]) -> list[str | None]:
+        raise AssertionError("asked about no rows")
 
 
 def test_each_row_has_the_first_reason_against_it() -> None:
-    rewards = [Reward(exact_match), Reward(OneByOne()), Reward(AtOnce(), name="known")]
+    rewards = [Reward(exact_match), Reward(Levels()), Reward(Golds(), name="known")]
     assert unusable_rows(rewards, ROWS) == {
         1: "reward 'known': unknown",
-        2: "reward 'OneByOne': too hard",
+        2: "reward 'Levels': too hard",
     }
     assert list(unusable_rows(rewards, ROWS)) == [1, 2]
 
@@ -51,7 +56,7 @@ def test_columns_are_given_by_name() -> None:
 
 def test_without_checks_or_rows_all_is_usable() -> None:
     assert unusable_rows([Reward(exact_match)], ROWS) == {}
-    assert unusable_rows([Reward(AtOnce()), Reward(OneByOne())], []) == {}
+    assert unusable_rows([Reward(NoRows())], []) == {}
 
 
 def test_the_first_reward_that_knows_answers_gives_those_voted_on() -> None:

@@ -170,8 +170,6 @@ def test_golds_that_mean_nothing_are_named(reward: MathReward) -> None:
     assert [i for i, reason in enumerate(reasons) if reason] == list(unusable)
     assert reasons[2] is not None
     assert "the gold answer '?' cannot be parsed" in reasons[2]
-    assert reward.check_row(answer="42") is None
-    assert reward.check_row(answer="?") == reasons[2]
 
 
 def test_it_does_not_apply_where_a_whole_source_has_no_golds(reward: MathReward) -> None:

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from logra_lightning.rewards.calls import call_async, call_here, is_async
-from tests.rewards.pool_functions import awaited
+from logra_lightning.rewards.calls.in_process import call_async, call_here, is_async
+from tests.rewards.calls.pool_functions import awaited
 
 
 def plain(completion: str) -> float:

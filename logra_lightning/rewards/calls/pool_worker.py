@@ -1,9 +1,11 @@
-"""The other side of `Pool`: a process that loads the target once and forks workers from it.
+"""The forker and the workers of a `Pool`, as they run in processes of their own.
 
-Run as a script, with the standard library alone, so that neither the trainer's `__main__` nor torch
-is imported, and so that a worker that was killed is replaced in milliseconds. The forker has one
-thread and runs none of the target's calls: it always notices that the trainer is gone, and then
-kills its workers.
+The forker runs this file as a script. It loads the callee once and then forks a worker whenever the
+trainer asks for one, so a killed worker is replaced in milliseconds. The file imports nothing but
+the standard library: neither torch nor the trainer's `__main__` gets into these processes.
+
+The forker has one thread and makes no call of the callee's methods but `prepare`, so nothing can
+keep it from noticing that the trainer is gone. It then kills its workers and ends.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-REQUEST = struct.Struct("!ci")  # an operation and a process
-REPLY = struct.Struct("!i")
-LENGTH = struct.Struct("!q")
+REQUEST = struct.Struct("!ci")  # FORK or END, and the number of the process to end
+REPLY = struct.Struct("!i")  # the number of the new process, or the exit status of the ended one
+LENGTH = struct.Struct("!q")  # bytes of the message that follows
 FORK, END = b"F", b"E"
 _PR_SET_PDEATHSIG = 1
 
 
 def receive(sock: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes; fewer where the other side is gone."""
+    """Read exactly `size` bytes; fewer only if the other side is gone."""
     data = b""
     while len(data) < size and (more := sock.recv(size - len(data))):
         data += more
@@ -40,7 +42,7 @@ def receive(sock: socket.socket, size: int) -> bytes:
 
 
 def load_alone(name: str, path: str) -> Any:
-    """The module of a file, without the packages that its name begins with."""
+    """Import one file as the module `name`, without importing the packages it belongs to."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot load {path}")
@@ -51,17 +53,17 @@ def load_alone(name: str, path: str) -> Any:
 
 
 class Unpickler(pickle.Unpickler):
-    """Takes classes from loaded modules without importing the packages around them."""
+    """Finds classes in modules that `load_alone` has loaded, without importing their packages."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a pickle names."""
+        """Return the class or function that a pickle names."""
         if module in sys.modules:
             return operator.attrgetter(name)(sys.modules[module])
         return super().find_class(module, name)
 
 
 def main() -> None:
-    """Load what the trainer sends, say whether that worked, then fork and end workers for it."""
+    """Load the callee that the trainer sends, report whether that worked, then serve."""
     control = socket.socket(fileno=int(sys.argv[1]))
     trainer = int(sys.argv[2])
     (size,) = LENGTH.unpack(receive(control, LENGTH.size))
@@ -70,24 +72,24 @@ def main() -> None:
     modules: list[Any] = []
     try:
         modules += [load_alone(name, path) for name, path in order["alone"]]
-        target = Unpickler(io.BytesIO(order["target"])).load()
-        getattr(target, "prepare", lambda: None)()
+        callee = Unpickler(io.BytesIO(order["callee"])).load()
+        getattr(callee, "prepare", lambda: None)()
         problem = b""
     except BaseException:
         problem = traceback.format_exc().encode()
     control.sendall(LENGTH.pack(len(problem)) + problem)
     if not problem:
-        serve(control, trainer, target, order["memory_bytes"], modules[0].noting)
+        serve(control, trainer, callee, order["memory_bytes"], modules[0].noting)
 
 
 def serve(
-    control: socket.socket, trainer: int, target: Any, memory_bytes: int | None, noting: Any
+    control: socket.socket, trainer: int, callee: Any, memory_bytes: int | None, noting: Any
 ) -> None:
     """Fork and end workers until the trainer closes its side or dies."""
     waiter = select.poll()
     waiter.register(control, select.POLLIN)
     alive: int | None = None
-    with suppress(AttributeError, OSError):  # where there are no process handles, look every second
+    with suppress(AttributeError, OSError):  # systems without it look for the trainer every second
         alive = os.pidfd_open(trainer)
         waiter.register(alive, select.POLLIN)
     workers: set[int] = set()
@@ -107,7 +109,7 @@ def serve(
                 control.close()
                 if alive is not None:
                     os.close(alive)
-                work(fds[0], target, memory_bytes, noting)
+                work(fds[0], callee, memory_bytes, noting)
             os.close(fds[0])
             workers.add(pid)
             control.sendall(REPLY.pack(pid))
@@ -119,15 +121,15 @@ def serve(
 
 
 def end(pid: int) -> int:
-    """Kill a worker with all that it started; its exit status as `os.waitpid` gives it."""
-    for kill in (os.killpg, os.kill):  # it may not lead its group yet
+    """Kill a worker with all that it started; return its status as `os.waitpid` gives it."""
+    for kill in (os.killpg, os.kill):  # a new worker may not lead a process group yet
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
 
 
-def work(fd: int, target: Any, memory_bytes: int | None, noting: Any) -> None:
-    """Answer calls until the other side is closed; never returns."""
+def work(fd: int, callee: Any, memory_bytes: int | None, noting: Any) -> None:
+    """Run a worker: answer calls until the trainer closes the connection, then exit."""
     status = 1
     try:
         os.setsid()
@@ -139,19 +141,19 @@ def work(fd: int, target: Any, memory_bytes: int | None, noting: Any) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         connection = Connection(fd)
         while True:
-            connection.send_bytes(answer(target, connection.recv_bytes(), noting))
+            connection.send_bytes(answer(callee, connection.recv_bytes(), noting))
     except (EOFError, ConnectionError):
         status = 0
     finally:
         os._exit(status)
 
 
-def answer(target: Any, message: bytes, noting: Any) -> bytes:
-    """One call: its value or what it raised, and what it noted."""
+def answer(callee: Any, message: bytes, noting: Any) -> bytes:
+    """Make one call; return the pickle of its value or its error, and of what it noted."""
     with noting() as noted:
         try:
             method, arguments = pickle.loads(message)
-            return pickle.dumps((getattr(target, method)(**arguments), None, noted))
+            return pickle.dumps((getattr(callee, method)(**arguments), None, noted))
         except BaseException as error:
             problem = (f"{type(error).__name__}: {error}", traceback.format_exc())
             return pickle.dumps((None, problem, noted))

@@ -1,4 +1,4 @@
-"""What the tests call in worker processes: nothing here imports torch."""
+"""Functions that the tests call in worker processes; the file imports no torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 
-from logra_lightning.rewards.metric_log import log_metric
+from logra_lightning.rewards.calls.metric_log import log_metric
 
 
 def do(what: object) -> object:
-    """Does what it is told, good or bad."""
+    """Return the argument, unless it names a misdeed: then commit it."""
     match what:
         case "raise":
             raise KeyError("no such thing")
@@ -37,7 +37,7 @@ def do(what: object) -> object:
 
 
 def reward(completion: str) -> float | str | None:
-    """A number as text, or a misdeed; notes the length of the text."""
+    """Score a text by the number it spells, or commit the misdeed it names; note its length."""
     log_metric("length", len(completion))
     if completion.replace(".", "").isdigit():
         return float(completion)
@@ -45,20 +45,20 @@ def reward(completion: str) -> float | str | None:
 
 
 def batched(completion: list[str]) -> list[float | None]:
-    """The same for a batch."""
+    """Do for a batch of texts what `do` and numbers do for one; note the size of the batch."""
     log_metric("size", len(completion))
     return [float(text) if text.isdigit() else do(text) for text in completion]  # type: ignore[misc]
 
 
 async def awaited(completion: str) -> float:
-    """Sleeps as many tenths of a second as it is told."""
+    """Sleep for as many tenths of a second as the text says; note its length."""
     log_metric("length", len(completion))
     await asyncio.sleep(float(completion) / 10)
     return float(completion)
 
 
 class Prepared:
-    """Knows in which process it was prepared."""
+    """Tells in which process it was prepared, and the parent of the process that calls it."""
 
     process = 0
 
@@ -70,7 +70,7 @@ class Prepared:
 
 
 class Unloadable:
-    """Pickled here, but not to be had elsewhere."""
+    """Can be pickled here, but not loaded in another process."""
 
     def __setstate__(self, state: object) -> None:
         raise ImportError("only in the test's process")

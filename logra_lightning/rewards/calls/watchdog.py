@@ -1,4 +1,4 @@
-"""`Watchdog`: what hangs in this process is interrupted, and if that does not help, ends it."""
+"""`Watchdog`: interrupt a call that hangs in this process, or end the process if that fails."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-_GRACE_S = 30.0  # for the exception to end the call
-_AGAIN_S = 1.0
+_GRACE_S = 30.0  # time for the exception to end the call, before the process is ended
+_AGAIN_S = 1.0  # the alarm rings again every second, should code swallow the exception
 
 
 class Watchdog:
-    """Raises TimeoutError in a call of the main thread that takes too long.
+    """Raises TimeoutError inside a call of the main thread that takes too long.
 
-    It comes from the handler of an alarm (SIGALRM), which Python runs in loops, sleeps, waits for a
-    network, and in `re` too. It does not reach code in C that never lets Python look, code that
-    swallows the exception or has alarms of its own, and other threads than the main one: half a
-    minute later the process ends with exit code 1 and prints where each thread was
-    (`faulthandler`). So it does without alarms (Windows).
+    An alarm (SIGALRM) raises it, which reaches Python loops, sleeps, waiting for a network, and the
+    regular expressions of `re`. It cannot stop:
+
+    - C code that never returns to the interpreter,
+    - code that swallows the exception or sets alarms of its own,
+    - a call in another thread than the main one,
+    - anything on systems without alarms (Windows).
+
+    In these cases the process ends half a minute later with exit code 1, after `faulthandler` has
+    printed where each thread was.
 
     Args:
-        seconds: that a call may take; None watches nothing.
+        seconds: the time that a call may take; None watches nothing.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -48,14 +53,14 @@ class Watchdog:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """A context in which one call is made."""
+        """A context in which one call is made and watched."""
         if self.seconds is None:
             yield
             return
         now = time.monotonic()
-        if now >= self._armed + 1:  # not for each of many short calls: it starts a thread
+        if now >= self._armed + 1:  # once a second at most, because each arming starts a thread
             self._armed = now
-            limit = self.seconds + 1 + _GRACE_S
+            limit = self.seconds + 1 + _GRACE_S  # the call may begin a second after the arming
             faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__ or 2)
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM"):
             with self._alarm(self.seconds):
@@ -66,7 +71,7 @@ class Watchdog:
     @contextmanager
     def _alarm(self, seconds: float) -> Iterator[None]:
         others, _ = signal.getitimer(signal.ITIMER_REAL)
-        if 0 < others <= seconds:  # somebody's alarm comes first
+        if 0 < others <= seconds:  # an alarm that somebody else has set comes first
             yield
             return
         start = time.monotonic()
@@ -84,5 +89,5 @@ class Watchdog:
                 signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3))
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if time.monotonic() >= self._deadline:  # and not just after the end of the call
+        if time.monotonic() >= self._deadline:  # not where the call has just ended
             raise TimeoutError(f"took longer than {self.seconds:g} s")

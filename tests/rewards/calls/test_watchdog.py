@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from logra_lightning.rewards import watchdog
-from logra_lightning.rewards.watchdog import Watchdog
+from logra_lightning.rewards.calls import watchdog
+from logra_lightning.rewards.calls.watchdog import Watchdog
 
 
 def backtrack() -> None:
@@ -52,7 +52,7 @@ def test_time_counts_for_each_call_alone() -> None:
 
 @pytest.fixture
 def alarmed() -> Iterator[list[int]]:
-    """Alarms that came to a handler of somebody else, after those of pytest-timeout."""
+    """Signals that reach somebody else's handler; pytest-timeout's own alarm waits meanwhile."""
     came: list[int] = []
     left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     before = signal.signal(signal.SIGALRM, lambda signum, _: came.append(signum))

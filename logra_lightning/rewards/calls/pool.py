@@ -1,4 +1,4 @@
-"""`Pool`: calls in worker processes, each with a time limit that nothing can overrun."""
+"""`Pool`: calls in worker processes, with a time limit that no call can overrun."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from logra_lightning.rewards.pool_process import Forker, Worker, pickled
+from logra_lightning.rewards.calls.pool_process import Forker, Worker, pickled
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,10 @@ class Outcome:
     """How one call ended.
 
     Args:
-        value: what it returned.
-        error: what it raised, in this process or another; a TimeoutError where it overran.
-        noted: names and values of `log_metric`.
+        value: what the call returned; None if it did not return.
+        error: the exception that the call raised, in this process or another; a TimeoutError if it
+            overran its limit; None if it returned.
+        noted: names and values that the call passed to `log_metric`.
     """
 
     value: Any = None
@@ -33,24 +34,30 @@ class Outcome:
 
 
 class Pool:
-    """Worker processes that call one object's methods, killed where a call overruns.
+    """Worker processes that call the methods of one object, the callee.
 
-    They start with the first call, are kept between batches, and end with `close`, with the pool or
-    with this process, also when it is killed. They are forked from a fresh Python process that has
-    loaded the target and called its `prepare()` where it has one; so nothing of this process's CUDA
-    state, threads or `__main__` gets into them. Needs a POSIX system.
+    A worker is killed when its call overruns the limit, and a new one takes its place within
+    milliseconds. The workers start at the first call and are kept between batches. They end with
+    `close()`, when the pool is garbage collected, or when this process ends, even by `kill -9`.
+
+    The workers are forked from a fresh Python process, the forker, which has loaded the callee and
+    called its `prepare()` if it has one. So they inherit nothing of this process's CUDA state,
+    threads or `__main__`. Needs a POSIX system.
+
+    Neither pebble nor loky can replace it: each of their new workers imports the callee anew, and
+    a worker in the middle of a call lives on when this process is killed.
 
     Args:
-        target: a picklable object.
-        workers: most processes at a time; by default the number of cores, at most 8.
-        memory_gib: address space of each worker in GiB; a call that needs more gets a MemoryError.
+        callee: a picklable object whose class other processes can import.
+        workers: the most worker processes at a time; by default the number of cores, at most 8.
+        memory_gib: address space of each worker, in GiB; a call that needs more gets a MemoryError.
 
     Raises:
-        ValueError: a target that another process cannot load, or a number out of range.
+        ValueError: if no other process can load the callee, or a number is out of range.
     """
 
     def __init__(
-        self, target: Any, workers: int | None = None, memory_gib: float | None = None
+        self, callee: Any, workers: int | None = None, memory_gib: float | None = None
     ) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         self.workers = min(8, cores or 1) if workers is None else workers
@@ -60,10 +67,10 @@ class Pool:
                 f"and {memory_gib} GiB"
             )
         if not hasattr(os, "fork"):
-            raise ValueError(f"time limits need processes that fork, which {sys.platform} has not")
-        self.target = target
+            raise ValueError(f"time limits need os.fork, which {sys.platform} does not have")
+        self.callee = callee
         self.memory_gib = memory_gib
-        pickled(target)
+        pickled(callee)
         self._reset()
 
     def map(
@@ -74,23 +81,26 @@ class Pool:
         method: str = "__call__",
         total_s: float | None = None,
     ) -> list[Outcome]:
-        """The outcome of each call, in order; may be used from any thread, one at a time.
+        """Make all calls and return their outcomes in the same order.
+
+        Any thread may use it; a second thread waits until the first one's calls have ended.
 
         Args:
-            calls: keyword arguments of each.
-            timeout_s: seconds that a call may take.
-            method: of the target.
-            total_s: seconds after which no call goes on or begins.
+            calls: the keyword arguments of each call.
+            timeout_s: the time that one call may take, in seconds.
+            method: name of the callee's method.
+            total_s: the time that all calls together may take, in seconds; then those that still
+                run are killed and the rest is not begun. None sets no such limit.
         """
         if not calls:
             return []
-        if self._process_id != os.getpid():  # a forked copy: lock and workers are its parent's
+        if self._process_id != os.getpid():  # in a fork, the lock and workers are its parent's
             self._reset()
         with self._lock:
             return self._map(calls, timeout_s, method, total_s)
 
     def close(self) -> None:
-        """End all processes; a later call starts new ones."""
+        """End all worker processes; a later `map` starts new ones."""
         with self._lock:
             self._end_all()
 
@@ -118,7 +128,7 @@ class Pool:
         outcomes: list[Outcome] = [Outcome()] * len(calls)
         waiting = deque(range(len(calls)))
         running: dict[Connection, tuple[int, Worker, float]] = {}
-        self._start()  # the imports of the target are no part of any limit
+        self._start()  # before the clock starts: the callee's imports count towards no limit
         last = time.monotonic() + total_s if total_s is not None else float("inf")
         late = f"took longer than {timeout_s:g} s"
         try:
@@ -157,7 +167,7 @@ class Pool:
 
     def _start(self) -> Forker:
         if self._forker is None:
-            self._forker = Forker(self.target, self.memory_gib)
+            self._forker = Forker(self.callee, self.memory_gib)
             self._finalizer = weakref.finalize(self, self._forker.close)
         return self._forker
 
@@ -172,7 +182,7 @@ class Pool:
                 worker.end()
         try:
             worker = self._start().fork()
-        except (OSError, EOFError):  # the forker itself was killed
+        except (OSError, EOFError):  # somebody has killed the forker
             self._end_all()
             worker = self._start().fork()
         worker.connection.send_bytes(message)

@@ -1,4 +1,4 @@
-"""`Forker` and `Worker`: the processes of a `Pool`, as seen from the trainer."""
+"""`Forker` and `Worker`: the trainer's handles on the processes of a `Pool`."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from logra_lightning.rewards import metric_log
-from logra_lightning.rewards import pool_worker as wire
+from logra_lightning.rewards.calls import metric_log
+from logra_lightning.rewards.calls import pool_worker as wire
 
-_START_LIMIT_S = 300.0  # for the target's imports
+_START_LIMIT_S = 300.0  # in which the forker must have imported the callee
 
 
 class Forker:
-    """A fresh Python process that loads the target and forks workers, see `pool_worker`.
+    """A fresh Python process that loads the callee once and forks workers (see `pool_worker`).
 
     Args:
-        target: a picklable object. Where it is of this package's rewards, its file is loaded
-            without the package, which takes seconds to import.
-        memory_gib: address space of each worker in GiB.
+        callee: a picklable object. If its module belongs to `logra_lightning.rewards`, that file is
+            loaded by its path, because importing the package takes seconds.
+        memory_gib: address space of each worker in GiB; None sets no limit.
 
     Raises:
-        ValueError: the target could not be loaded there.
+        ValueError: if the process could not load the callee.
     """
 
-    def __init__(self, target: Any, memory_gib: float | None) -> None:
+    def __init__(self, callee: Any, memory_gib: float | None) -> None:
         alone = [metric_log]
-        name = str(getattr(target, "__module__", ""))
-        if name.startswith(metric_log.__name__.rpartition(".")[0] + "."):
+        name = str(getattr(callee, "__module__", ""))
+        if name.startswith("logra_lightning.rewards."):
             alone.append(sys.modules[name])
         order = pickle.dumps(
             {
                 "path": sys.path,
                 "alone": [(module.__name__, module.__file__) for module in alone],
-                "target": pickled(target),
+                "callee": pickled(callee),
                 "memory_bytes": None if memory_gib is None else int(memory_gib * 2**30),
             }
         )
@@ -65,13 +65,13 @@ class Forker:
             raise
         if problem:
             self.close()
-            raise ValueError(f"{target!r} cannot be loaded by another process:\n{problem}")
+            raise ValueError(f"{callee!r} cannot be loaded by another process:\n{problem}")
 
     def fork(self) -> Worker:
-        """A new worker.
+        """Start a new worker.
 
         Raises:
-            OSError, EOFError: the forker is gone.
+            OSError, EOFError: if the forker is gone.
         """
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -80,19 +80,19 @@ class Forker:
             return Worker(pid, Connection(ours.detach()), self)
 
     def end(self, pid: int) -> int:
-        """Kill a worker and what it started; its status as `os.waitpid` gives it.
+        """Kill a worker with all that it started; return its status as `os.waitpid` gives it.
 
         Raises:
-            OSError, EOFError: the forker is gone, and with it the worker.
+            OSError, EOFError: if the forker is gone, and the worker with it.
         """
         self.control.sendall(wire.REQUEST.pack(wire.END, pid))
         (status,) = wire.REPLY.unpack(self._read(wire.REPLY.size))
         return int(status)
 
     def close(self) -> None:
-        """End it; it kills its workers when its connection closes."""
+        """End the forker, which kills its workers as soon as its connection is closed."""
         self.control.close()
-        if self.owner != os.getpid():  # in a forked copy: the process is its parent's
+        if self.owner != os.getpid():  # in a fork: waiting for the forker is for its parent
             return
         try:
             self.process.wait(10)
@@ -109,12 +109,12 @@ class Forker:
 
 @dataclass(frozen=True)
 class Worker:
-    """One process that answers calls.
+    """A process that answers calls.
 
     Args:
-        pid: its process.
-        connection: for calls and values.
-        forker: whose child it is.
+        pid: its process number.
+        connection: carries the calls to it and its answers back.
+        forker: the process that forked it.
     """
 
     pid: int
@@ -122,7 +122,7 @@ class Worker:
     forker: Forker
 
     def end(self) -> str:
-        """Kill it, if it is not dead; how it ended, in words."""
+        """Kill the worker unless it is dead already; return in words how it ended."""
         self.connection.close()
         try:
             status = self.forker.end(self.pid)
@@ -133,22 +133,22 @@ class Worker:
         return f"with exit status {os.waitstatus_to_exitcode(status)}"
 
 
-def pickled(target: Any) -> bytes:
-    """Its pickle, which another process can load.
+def pickled(callee: Any) -> bytes:
+    """Pickle the callee for another process.
 
     Raises:
-        ValueError: there is none.
+        ValueError: if it cannot be pickled, or only the script that was started can load it.
     """
     try:
-        data = pickle.dumps(target)
+        data = pickle.dumps(callee)
     except Exception as error:
         raise ValueError(
-            f"{target!r} is called in other processes, which must be able to import it, but it "
+            f"{callee!r} is called in other processes, which must be able to import it, but it "
             f"cannot be pickled ({error}): define it at the top of a module"
         ) from error
     if b"__main__" in data:
         raise ValueError(
-            f"{target!r} is called in other processes, which cannot import from the script that "
+            f"{callee!r} is called in other processes, which cannot import from the script that "
             f"was started (__main__): define it in a module of its own"
         )
     return data

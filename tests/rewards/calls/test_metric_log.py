@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextvars
-import subprocess
-import sys
 import threading
 
 import pytest
 
-from logra_lightning.rewards import log_metric, metric_log
-from logra_lightning.rewards.metric_log import noting
+from logra_lightning.rewards import log_metric
+from logra_lightning.rewards.calls.metric_log import noting
 
 
 def test_notes_go_to_the_innermost_call() -> None:
@@ -34,8 +32,8 @@ def test_nothing_happens_outside_of_scoring() -> None:
 def test_a_thread_notes_where_it_runs_in_a_copy_of_the_context() -> None:
     with noting() as noted:
         context = contextvars.copy_context()
-        for target in (lambda: log_metric("a", 1), lambda: context.run(log_metric, "b", 2)):
-            thread = threading.Thread(target=target)
+        for note in (lambda: log_metric("a", 1), lambda: context.run(log_metric, "b", 2)):
+            thread = threading.Thread(target=note)
             thread.start()
             thread.join()
     assert noted == [("b", 2.0)]
@@ -47,11 +45,3 @@ def test_what_is_no_number_is_refused() -> None:
     for value in (float("nan"), float("inf")):
         with noting(), pytest.raises(ValueError, match="must be a finite number"):
             log_metric("a", value)
-
-
-def test_the_file_needs_the_standard_library_alone() -> None:
-    code = (
-        f"import sys, runpy; runpy.run_path({metric_log.__file__!r}); print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "False", done.stderr

@@ -1,4 +1,4 @@
-"""How a reward's function is called: here, on an event loop, or in a pool of processes."""
+"""Calls in this process: plain functions one after the other, async ones all at the same time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from logra_lightning.rewards.metric_log import noting
-from logra_lightning.rewards.pool import Outcome
-from logra_lightning.rewards.watchdog import Watchdog
+from logra_lightning.rewards.calls.metric_log import noting
+from logra_lightning.rewards.calls.pool import Outcome
+from logra_lightning.rewards.calls.watchdog import Watchdog
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine; also of objects with an async `__call__`."""
+    """Whether a call returns a coroutine; objects with an async `__call__` count as async too."""
     return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
@@ -25,13 +25,14 @@ def call_here(
     stop_at_error: bool,
     hang_s: float | None = None,
 ) -> list[Outcome]:
-    """The outcome of each call, one after the other.
+    """Call a plain function, one call after the other, and return the outcome of each.
 
     Args:
-        function: a plain function.
-        calls: keyword arguments of each.
-        stop_at_error: leave out the calls after one that raises.
-        hang_s: seconds after which a call is interrupted, as far as `Watchdog` can; None waits.
+        function: any function that is not async.
+        calls: the keyword arguments of each call.
+        stop_at_error: whether to make no more calls after the first that raises; then fewer
+            outcomes than calls are returned, and the last of them has the error.
+        hang_s: time in seconds after which `Watchdog` interrupts a call; None waits for ever.
     """
     outcomes: list[Outcome] = []
     with Watchdog(hang_s) as watchdog:
@@ -54,17 +55,18 @@ def call_async(
     timeout_s: float | None,
     hang_s: float | None = None,
 ) -> list[Outcome]:
-    """The outcome of each call, all of them running at the same time.
+    """Call an async function, all calls at the same time, and return the outcome of each.
 
-    They run on one event loop in a thread of its own, which lives as long as this process: clients
-    that the function keeps between batches stay usable, and the caller may have a running loop.
+    The calls run on an event loop that has its own thread and lives as long as this process. So
+    what the function keeps between batches, such as an HTTP client, stays usable, and the caller
+    may itself be on a running event loop.
 
     Args:
         function: an async function.
-        calls: keyword arguments of each.
-        timeout_s: seconds after which a call is cancelled; None waits.
-        hang_s: seconds without the end of any call, after which the others are given up; also
-            where one of them blocks the loop. None waits.
+        calls: the keyword arguments of each call.
+        timeout_s: time in seconds after which a call is cancelled; None waits for ever.
+        hang_s: time in seconds: if no call has ended for so long, the unfinished calls are given
+            up, even if one of them blocks the event loop. None waits for ever.
     """
     ended: dict[int, Outcome] = {}
 
@@ -99,7 +101,7 @@ def call_async(
 
 
 class _Loop:
-    """An event loop that runs in a thread, started when first asked for."""
+    """An event loop in a thread of its own, started when it is first needed."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
