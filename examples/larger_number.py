@@ -1,9 +1,10 @@
-"""A task of one's own: rows, prompts and a reward. SmolLM2-135M learns it on two CPU cores.
+"""A task of your own, prompts and a reward, that SmolLM2-135M learns on two CPU cores.
 
     make smollm2
 
-"Which number is larger, 12 or 7?" for all pairs of different numbers below 100; the last pairs of a
-shuffled list are held out. `configs/smollm2_larger_number_cpu.yaml` names both names of this file.
+The prompts are "Which number is larger, 12 or 7?" for all pairs of different numbers below 100, in
+shuffled order; the last ones are held out for validation. `configs/smollm2_larger_number_cpu.yaml`
+trains on them: its `data` is `LargerNumber` of this file, its reward the function `larger`.
 """
 
 import random
@@ -14,7 +15,7 @@ from logra_lightning.data import Rows, TokenizedDataModule
 
 
 def larger(completion: str, answer: str, other: str) -> float:
-    """1 where the first number is the larger one, 0.2 where it is the other, else 0."""
+    """Return 1 if the first number is the larger one, 0.2 if it is the other one, else 0."""
     found = re.search(r"\d+", completion)
     if found is None:
         return 0.0
@@ -22,12 +23,12 @@ def larger(completion: str, answer: str, other: str) -> float:
 
 
 class LargerNumber(TokenizedDataModule):
-    """Chat prompts with two numbers.
+    """Prompts that ask which of two numbers is larger, as chats with one message.
 
     Args:
-        tokenizer: folder or hub name; the CLI sets it to `model.model`.
-        val_size: pairs held out for validation.
-        options: as in `TokenizedDataModule`.
+        tokenizer: folder or hub name of the tokenizer; the command line sets it to `model.model`.
+        val_size: number of pairs to hold out for validation.
+        options: further options of `TokenizedDataModule`.
     """
 
     def __init__(self, tokenizer: str, val_size: int = 128, **options: Any) -> None:

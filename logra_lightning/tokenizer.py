@@ -7,10 +7,13 @@ from typing import Any
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a folder or hub name.
+    """Return the tokenizer of a model.
+
+    Args:
+        path: folder or hub name of the model.
 
     Raises:
-        ValueError: `path` looks like a folder that is not there.
+        ValueError: `path` looks like a folder, and there is no such folder.
     """
     from transformers import AutoTokenizer
 
@@ -18,14 +21,22 @@ def load_tokenizer(path: str) -> Any:
 
 
 def pad_token_id(tokenizer: Any) -> int:
-    """A token to fill rows with; masks come from lengths, so any will do."""
+    """Return a token id to fill rows with: the padding token, else the end of sequence, else 0.
+
+    Which token it is does not matter: masks are made of lengths, never of token values.
+    """
     if tokenizer.pad_token_id is not None:
         return tokenizer.pad_token_id
     return tokenizer.eos_token_id or 0
 
 
 def checked_path(path: str) -> str:
-    """A hub name as it is, a folder in full; ValueError where the folder is not there."""
+    """Return a model's path for `transformers`: `~` is expanded, all else stays as it is.
+
+    Raises:
+        ValueError: `path` looks like a folder, and there is no such folder. (Without this check, it
+            would be looked up on the hub.)
+    """
     full = Path(path).expanduser()
     looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
     if looks_local and "/" in path and not full.is_dir():

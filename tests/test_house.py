@@ -89,7 +89,7 @@ def test_every_source_file_has_a_test_file() -> None:
     elsewhere |= {"pool_process", "pool_worker", "math_grader"}  # in test_pool, test_math_answer
     elsewhere |= {"relative_row_adam", "step_kl"}  # in test_row_adam and test_kl_budget
     elsewhere |= {"reference", "lifecycle"}  # in test_module
-    elsewhere |= {"single", "tokenizer", "tokenized_prompts"}  # in test_mixin, test_loader
+    elsewhere |= {"single"}  # in test_mixin
     elsewhere |= {"state", "proposal"}  # in test_row_adam
     for path in SOURCES:
         if path.stem not in elsewhere:

@@ -2,9 +2,10 @@
 
 from logra_lightning.data.gym import GymSource, GymSpec, ReasoningGymDataModule
 from logra_lightning.data.loader import PromptLoader
-from logra_lightning.data.mix import MixedDataModule, PromptSource
-from logra_lightning.data.module import Rows, SourceRows, TokenizedDataModule
-from logra_lightning.data.prompts import PromptDataModule
+from logra_lightning.data.mix import MixedDataModule
+from logra_lightning.data.module import TokenizedDataModule
+from logra_lightning.data.prompts import PromptDataModule, PromptSource
+from logra_lightning.data.source_rows import Rows, SourceRows
 from logra_lightning.data.tokenized_prompts import Part, TokenizedPrompts
 
 __all__ = [

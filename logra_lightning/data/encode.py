@@ -1,4 +1,4 @@
-"""`PromptEncoder`: the prompt of a row to token ids, through its templates."""
+"""`PromptEncoder`: makes token ids of a row's prompt, through its templates."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import Any
 
 
 class PromptTemplate:
-    r"""Makes a prompt of columns, as `{question}\nPut your final answer within \boxed{{}}.` does.
+    r"""Makes a prompt of a row's columns, which it names in braces.
+
+    `{question}\nPut your final answer within \boxed{{}}.` makes of the row `{"question": "1 + 1?"}`
+    the prompt `1 + 1?\nPut your final answer within \boxed{}.`
 
     Args:
-        text: a format string of `str.format`, whose fields are columns; braces are doubled.
+        text: a format string as in `str.format`, whose fields are columns of the row or what lies
+            in them (`{meta[hint]}`). A brace that belongs to the text is written twice.
 
     Raises:
-        ValueError: not a format string, or one without a column.
+        ValueError: `text` is not a format string, or it names no column.
     """
 
     def __init__(self, text: str) -> None:
@@ -34,48 +38,52 @@ class PromptTemplate:
                 f"text is written {{{{ or }}}}"
             )
 
-    def fill(self, row: Mapping[str, Any], where: str) -> str:
-        """The prompt of a row.
+    def fill(self, row: Mapping[str, Any], row_name: str) -> str:
+        """Return the prompt of a row.
 
         Args:
-            row: with the columns of the template.
-            where: what to call the row in an error.
+            row: column name to value.
+            row_name: what an error calls the row, such as `training row 3 of 'gsm8k'`.
 
         Raises:
-            ValueError: a column that is not there or is None.
+            ValueError: a column that the template names is missing or None, or does not have the
+                fields that the template takes from it.
         """
         missing = [name for name in self.columns if name not in row]
         if missing:
             raise ValueError(
-                f"prompt_template names {', '.join(map(repr, missing))}, but {where} has only "
+                f"prompt_template names {', '.join(map(repr, missing))}, but {row_name} has only "
                 f"{', '.join(map(repr, row))}: name those, write a brace of the text as {{{{ or "
                 f"}}}}, or rename with columns"
             )
         empty = [name for name in self.columns if row[name] is None]
         if empty:
             raise ValueError(
-                f"prompt_template needs {', '.join(map(repr, empty))}, which is None in {where}"
+                f"prompt_template needs {', '.join(map(repr, empty))}, which is None in {row_name}"
             )
         try:
             return self.text.format(**row)
         except (LookupError, AttributeError, ValueError, TypeError) as error:
-            raise ValueError(f"prompt_template does not fit {where}: {error!r}") from error
+            raise ValueError(f"prompt_template does not fit {row_name}: {error!r}") from error
 
 
 class PromptEncoder:
-    """Token ids of prompts, as they go to the engine.
+    """Makes the token ids of prompts, exactly as they go to the engine.
 
-    With a chat template they are exactly what it writes, the beginning-of-sequence token included.
-    Without one a string gets the special tokens that the tokenizer adds, once.
+    Where the tokenizer has a chat template, they are what the template writes and nothing else: a
+    beginning-of-sequence token is there if the template writes it. Where it has none, a string gets
+    the special tokens that the tokenizer itself adds, each once.
 
     Args:
-        tokenizer: of `transformers`.
-        path: where it came from, for errors.
-        prompt_column: holds a string or a list of messages.
-        prompt_template: makes the prompt of other columns instead.
-        system_prompt: put before messages that have none.
-        chat_template_kwargs: passed to the chat template.
-        option: where the user typed these options.
+        tokenizer: a tokenizer as `transformers` makes it.
+        path: where the tokenizer came from, for errors.
+        prompt_column: column with the prompt, which is a string or a list of messages.
+        prompt_template: text that makes the prompt of other columns; None takes `prompt_column`.
+        system_prompt: system message for prompts that have none.
+        chat_template_kwargs: further arguments for the chat template.
+
+    Raises:
+        ValueError: `prompt_template` cannot be used.
     """
 
     def __init__(
@@ -87,7 +95,6 @@ class PromptEncoder:
         prompt_template: str | None = None,
         system_prompt: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        option: str = "data.init_args",
     ) -> None:
         self.tokenizer = tokenizer
         self.path = path
@@ -95,44 +102,42 @@ class PromptEncoder:
         self.template = None if prompt_template is None else PromptTemplate(prompt_template)
         self.system_prompt = system_prompt
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
-        self.option = option
 
-    def __call__(self, row: Mapping[str, Any], where: str) -> list[int]:
-        """The token ids of a row's prompt.
+    def __call__(self, row: Mapping[str, Any], row_name: str) -> list[int]:
+        """Return the token ids of a row's prompt.
 
         Args:
-            row: a row of the data set.
-            where: what to call it in an error.
+            row: column name to value.
+            row_name: what an error calls the row, such as `training row 3 of 'gsm8k'`.
 
         Raises:
-            ValueError: no prompt in this row, or one that the tokenizer cannot take.
+            ValueError: the row has no prompt, or one that this tokenizer cannot take.
         """
-        prompt = self._prompt(row, where)
+        prompt = self._prompt(row, row_name)
         if self.tokenizer.chat_template is not None:
             return self._encode_messages(self._messages(prompt))
         if not isinstance(prompt, str) or self.system_prompt or self.chat_template_kwargs:
             raise ValueError(
-                f"the tokenizer of {self.path!r} has no chat template, so {where} must be a "
-                f"string, without system_prompt and chat_template_kwargs in {self.option}"
+                f"the tokenizer of {self.path!r} has no chat template, so {row_name} must be a "
+                f"string, without system_prompt and chat_template_kwargs"
             )
-        # A prompt that writes the first token itself must not get a second one.
+        # A prompt that begins with the first token's text must not get that token twice.
         bos = self.tokenizer.bos_token
-        begun = bool(bos) and prompt.startswith(bos)
-        return list(self.tokenizer(prompt, add_special_tokens=not begun)["input_ids"])
+        has_bos = bool(bos) and prompt.startswith(bos)
+        return list(self.tokenizer(prompt, add_special_tokens=not has_bos)["input_ids"])
 
-    def _prompt(self, row: Mapping[str, Any], where: str) -> Any:
+    def _prompt(self, row: Mapping[str, Any], row_name: str) -> Any:
         if self.template is not None:
-            filled = self.template.fill(row, where)
+            filled = self.template.fill(row, row_name)
             if not filled.strip():
                 raise ValueError(
-                    f"the prompt of {where} is empty: {self.option}.prompt_template fills to "
-                    f"nothing there"
+                    f"the prompt of {row_name} is empty: prompt_template fills to nothing there"
                 )
             return filled
         if self.prompt_column not in row:
             raise ValueError(
-                f"{where} has no column {self.prompt_column!r}, only "
-                f"{', '.join(map(repr, row))}: set {self.option}.prompt_column"
+                f"{row_name} has no column {self.prompt_column!r}, only "
+                f"{', '.join(map(repr, row))}: set prompt_column"
             )
         prompt = row[self.prompt_column]
         is_text = isinstance(prompt, str) and bool(prompt.strip())
@@ -140,14 +145,14 @@ class PromptEncoder:
         if is_text or (is_chat and all(isinstance(message, dict) for message in prompt)):
             return prompt
         raise ValueError(
-            f"the prompt of {where} must be a non-empty string or a list of messages, got "
+            f"the prompt of {row_name} must be a non-empty string or a list of messages, got "
             f"{prompt!r}"
         )
 
     def _messages(self, prompt: Any) -> list[dict[str, Any]]:
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
-        # Parquet gives every message the keys of all others, as None.
+        # Parquet fills the keys that one message has into all others, with None as value.
         messages = [
             {key: value for key, value in message.items() if value is not None or key == "content"}
             for message in prompt

@@ -1,7 +1,7 @@
 """`PromptLoader`: batches of tokenized prompts in an order that survives a resume.
 
-Rows keep all their columns, so that rewards can ask for them by name. The order is a pure function
-of the seed and the position; nothing is drawn from the global random state.
+Rows keep all their columns, so that rewards can ask for them by name. The order depends on the seed
+and the position alone; nothing is drawn from the global random state.
 """
 
 from __future__ import annotations
@@ -14,22 +14,27 @@ from logra_lightning.types import PromptBatch
 
 
 class PromptLoader:
-    """Batches of prompts for this rank, in an order that can be resumed.
+    """Batches of prompts for this process, in an order that can be resumed.
 
-    It has a length, so Lightning does not fetch ahead and the saved position is the right one.
+    Training (`seed` given): every epoch has its own order, and prompts that do not fill a last
+    batch are left out of it. Validation (`seed` None): the prompts as they stand, with a smaller
+    last batch where they do not divide.
+
+    It has a length: Lightning fetches one batch ahead where a loader has none, and would save the
+    position of that batch.
 
     Args:
-        prompts: what to iterate over.
-        batch_size: prompts of one batch over all ranks.
-        seed: of the order; None keeps the order of the data and the last, smaller batch.
-        weights: of the parts of `prompts`: their shares of the prompts, relative to each other.
-            None gives out every prompt once per epoch.
+        prompts: prompts to iterate over.
+        batch_size: number of prompts in one batch, all processes together.
+        seed: seed of the order in training; None keeps the prompts as they stand.
+        weights: share of each part of `prompts` in an epoch, relative to the others. None gives out
+            every prompt once per epoch.
         process_index: number of this process, from 0.
         num_processes: number of processes.
 
     Raises:
-        ValueError: a batch that cannot be shared among the ranks, too few prompts for one, or a
-            weight so small that its source never has its turn.
+        ValueError: the processes cannot share a batch evenly, there are fewer prompts than one
+            batch needs, or a weight is so small that its source gives no prompt in an epoch.
     """
 
     def __init__(
@@ -89,10 +94,10 @@ class PromptLoader:
             start = self.position * self.batch_size
             batch = order[start : start + self.batch_size]
             self.position += 1
-            # Neighbours stay on one rank: every other prompt might be of one source alone.
+            # A process takes neighbours: taking every second prompt could give it one source only.
             first, end = (
-                len(batch) * r // self.num_processes
-                for r in (self.process_index, self.process_index + 1)
+                len(batch) * process // self.num_processes
+                for process in (self.process_index, self.process_index + 1)
             )
             yield self.prompts.batch(batch[first:end])
 
@@ -105,9 +110,9 @@ class PromptLoader:
         return interleaved(self._sizes, self.weights, self.seed, self.epoch, length)
 
     def state_dict(self) -> dict[str, int]:
-        """The position, for a checkpoint."""
+        """Return the position for a checkpoint: `{"epoch": 0, "position": 3}` after 3 batches."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue after the batches that were given out when the state was saved."""
+        """Go on after the batches that had been given out when `state` was saved."""
         self.epoch, self.position = state["epoch"], state["position"]

@@ -1,4 +1,4 @@
-"""Rows of a data set: a hub name, a folder, or a JSON, JSONL or parquet file."""
+"""Reads the rows of a data set: a hub name, a folder, or a JSON, JSONL or parquet file."""
 
 from __future__ import annotations
 
@@ -21,44 +21,47 @@ def read_rows(
     split: str = "train",
     columns: Mapping[str, str] | None = None,
     label: str | None = None,
-    option: str = "data.init_args",
 ) -> list[dict[str, Any]]:
-    """All rows, with columns renamed and a column `source`, which is kept where the data has it.
+    """Return all rows, with columns renamed, each with a column `source`.
+
+    A row that already has a column `source` keeps it. Any other gets `label`; without a label, the
+    value of its column `data_source`; without that, the `default_label` of the path.
 
     Args:
-        path: name on the hub, a folder, or a file.
+        path: name on the hub, a folder, or a `.json`, `.jsonl` or `.parquet` file.
         name: configuration of the data set on the hub.
-        split: of the data set; slices such as `train[:100]` are understood.
-        columns: new name to existing column, or to a field in one, as `reward_model.ground_truth`.
-        label: value of `source`; without it the column `data_source`, or `default_label`.
-        option: where the user typed these options.
+        split: split of the data set, or a slice of one such as `train[:100]`.
+        columns: new column name to the old one, or to a field in a nested column. For
+            `{answer: reward_model.ground_truth}`, a row `{"reward_model": {"ground_truth": "34"}}`
+            keeps `reward_model` and also gets `"answer": "34"`.
+        label: name of the source.
 
     Raises:
-        ValueError: nothing to read there, or a column that no row has.
+        ValueError: there is nothing to read, or no row has a column that `columns` names.
     """
-    rows = _load(os.path.expanduser(path), name, split, option)
-    rows = _renamed(rows, columns or {}, path, option)
+    rows = _load(os.path.expanduser(path), name, split)
+    rows = _renamed(rows, columns or {}, path)
     for row in rows:
         row.setdefault("source", label or row.get("data_source") or default_label(path))
     return rows
 
 
 def default_label(path: str) -> str:
-    """The last part of a path or hub name, without the suffix of a file."""
+    """Return the last part of a path: `gsm8k` for `openai/gsm8k` and for `data/gsm8k.jsonl`."""
     last = Path(path)
     return last.stem if last.suffix in _FILES else last.name
 
 
-def _load(path: str, name: str | None, split: str, option: str) -> list[dict[str, Any]]:
+def _load(path: str, name: str | None, split: str) -> list[dict[str, Any]]:
     suffix = Path(path).suffix
     if suffix in _FILES:
         if not Path(path).is_file():
-            raise ValueError(f"there is no file {path!r}: set {option}.path")
+            raise ValueError(f"there is no file {path!r}: mend its path")
         if Path(path).stat().st_size == 0:
             raise ValueError(f"{path!r} is empty")
-    # Not by `datasets`, where a column of mixed types turns "2" into 2, and dates into objects.
+    # `datasets` would make 2 of "2" in a column of mixed types, and objects of dates.
     if suffix in (".json", ".jsonl"):
-        rows = _slice(_parse(path), split, option)
+        rows = _slice(_parse(path), split)
     elif suffix == ".parquet":
         files = {split.partition("[")[0]: path}
         rows = _load_dataset(path, split, path="parquet", data_files=files)
@@ -69,24 +72,24 @@ def _load(path: str, name: str | None, split: str, option: str) -> list[dict[str
     return rows
 
 
-def _load_dataset(what: str, split: str, **source: Any) -> list[dict[str, Any]]:
+def _load_dataset(shown_path: str, split: str, **arguments: Any) -> list[dict[str, Any]]:
     from datasets import load_dataset
 
     try:
-        return load_dataset(**source, split=split).to_list()
+        return load_dataset(**arguments, split=split).to_list()
     except Exception as error:
         cause = error.__cause__ or error
         raise ValueError(
-            f"cannot read {what!r} (split {split!r}): {cause or type(cause).__name__}"
+            f"cannot read {shown_path!r} (split {split!r}): {cause or type(cause).__name__}"
         ) from error
 
 
 def _parse(path: str) -> list[dict[str, Any]]:
-    """The rows of a JSON list, or of a JSON object on each line."""
+    """The rows of a JSON list, or of a file with a JSON object on each line."""
     text = Path(path).read_text(encoding="utf-8-sig")
-    whole = text.lstrip().startswith("[")
-    # Not splitlines, which also splits at other characters that a JSON string may hold.
-    numbered = [(1, text)] if whole else enumerate(text.split("\n"), start=1)
+    is_list = text.lstrip().startswith("[")
+    # `splitlines` would also split at other characters that a JSON string may hold.
+    numbered = [(1, text)] if is_list else enumerate(text.split("\n"), start=1)
     rows: list[dict[str, Any]] = []
     for number, part in numbered:
         try:
@@ -100,12 +103,13 @@ def _parse(path: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _slice(rows: list[dict[str, Any]], split: str, option: str) -> list[dict[str, Any]]:
+def _slice(rows: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
+    """What `train[2:4]`, `train[:30%]` or `train[-2:]` says of the rows; all for `train`."""
     found = re.fullmatch(r"[^\[\]+]+(\[(?P<start>-?\d+%?)?:(?P<end>-?\d+%?)?\])?", split)
     if found is None:
         raise ValueError(
-            f"{option}.split of a file must be a name with or without one slice, such as "
-            f"train[:100] or train[:50%], got {split!r}"
+            f"split of a file must be a name with or without one slice, such as train[:100] or "
+            f"train[:50%], got {split!r}"
         )
     start, end = (_bound(found[name], len(rows)) for name in ("start", "end"))
     return rows[start:end]
@@ -118,14 +122,14 @@ def _bound(text: str | None, size: int) -> int | None:
 
 
 def _renamed(
-    rows: list[dict[str, Any]], columns: Mapping[str, str], path: str, option: str
+    rows: list[dict[str, Any]], columns: Mapping[str, str], path: str
 ) -> list[dict[str, Any]]:
     names = column_names(rows)
     for old in columns.values():
         if old not in names and all(_field(row, old) is None for row in rows):
             raise ValueError(
-                f"{option}.columns names {old!r}, but {path!r} has "
-                f"{', '.join(map(repr, names))}{_inside(rows, old)}"
+                f"columns names {old!r}, but {path!r} has "
+                f"{', '.join(map(repr, names))}{_fields_of(rows, old)}"
             )
     moved = [old for old in columns.values() if old in names]
     return [
@@ -136,7 +140,7 @@ def _renamed(
 
 
 def _field(row: Mapping[str, Any], name: str) -> Any:
-    """The column, or a field of a nested one; None where it is missing."""
+    """The value of a column, or of a field in a nested column; None where there is none."""
     if name in row:
         return row[name]
     value: Any = row
@@ -145,8 +149,8 @@ def _field(row: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _inside(rows: list[dict[str, Any]], name: str) -> str:
-    """The fields of the nested column that was meant."""
+def _fields_of(rows: list[dict[str, Any]], name: str) -> str:
+    """For an error about `a.b`: the fields that the nested column `a` does have."""
     column = name.partition(".")[0]
     nested = [row[column] for row in rows if isinstance(row.get(column), Mapping)]
     fields = list(dict.fromkeys(f"{column}.{key}" for value in nested for key in value))

@@ -12,11 +12,11 @@ from logra_lightning.types import PromptBatch
 
 
 class Part(NamedTuple):
-    """A source within a data set of several, which stand one after the other.
+    """The rows of one source within `TokenizedPrompts`, where sources stand one after the other.
 
     Args:
-        label: what it is called.
-        first: number of its first row.
+        label: name of the source.
+        first: number of its first row; its last row is the one before the next part's first.
     """
 
     label: str
@@ -25,12 +25,16 @@ class Part(NamedTuple):
 
 @dataclass
 class TokenizedPrompts:
-    """Prompts as token ids, with the columns of their rows.
+    """N prompts as token ids, with the columns of their rows.
+
+    Rows keep the numbers that they were loaded with. Of two sources with 3 and 2 rows, after row 1
+    was dropped: `numbers` is `[0, 2, 3, 4]`, `parts` is `[Part("a", 0), Part("b", 3)]`, `sizes` is
+    `[2, 2]`, and position 2 is "row 0 of 'b'".
 
     Args:
-        prompt_ids: token ids of each prompt.
-        rows: all columns of each row.
-        numbers: position of each row in the data set before any was dropped, ascending.
+        prompt_ids: N lists of token ids.
+        rows: N mappings from column name to value.
+        numbers: N numbers of the rows as they were loaded, before any was dropped; ascending.
         parts: the sources, in the order of their rows.
     """
 
@@ -44,25 +48,29 @@ class TokenizedPrompts:
 
     @cached_property
     def columns(self) -> list[str]:
-        """Names of all columns that a row has."""
+        """Names of all columns that at least one row has."""
         return column_names(self.rows)
 
     @property
     def sizes(self) -> list[int]:
-        """Prompts of each part."""
+        """Number of prompts of each part."""
         found = [0] * len(self.parts)
         for position in range(len(self)):
             found[self._part_of(position)] += 1
         return found
 
-    def place(self, position: int) -> str:
-        """What to call the row at this position, such as `row 3 of 'gsm8k'`."""
+    def row_name(self, position: int) -> str:
+        """Return what a message calls the row at this position, such as `row 3 of 'gsm8k'`."""
         part = self.parts[self._part_of(position)]
-        of = f" of {part.label!r}" if len(self.parts) > 1 else ""
-        return f"row {self.numbers[position] - part.first}{of}"
+        of_source = f" of {part.label!r}" if len(self.parts) > 1 else ""
+        return f"row {self.numbers[position] - part.first}{of_source}"
 
     def batch(self, chosen: Sequence[int]) -> PromptBatch:
-        """The prompts at these positions; a column that a row does not have is None there."""
+        """Return the prompts at these positions, with None for a column that a row does not have.
+
+        Args:
+            chosen: P positions, from 0 to N - 1.
+        """
         return PromptBatch(
             prompt_ids=[self.prompt_ids[i] for i in chosen],
             columns={name: [self.rows[i].get(name) for i in chosen] for name in self.columns},
@@ -70,7 +78,7 @@ class TokenizedPrompts:
         )
 
     def without(self, positions: Collection[int]) -> TokenizedPrompts:
-        """All but the prompts at these positions."""
+        """Return all prompts but those at these positions; the others keep their numbers."""
         kept = [i for i in range(len(self)) if i not in positions]
         return replace(
             self,
@@ -80,7 +88,7 @@ class TokenizedPrompts:
         )
 
     def with_columns(self, names: Iterable[str]) -> TokenizedPrompts:
-        """Rows that also have these columns, None where they had none."""
+        """Return these prompts with further columns, None in each row that lacks them."""
         blank = dict.fromkeys(names)
         return replace(self, rows=[{**blank, **row} for row in self.rows])
 
@@ -89,5 +97,5 @@ class TokenizedPrompts:
 
 
 def column_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of all columns that one of the rows has."""
+    """Return the names of all columns that at least one row has, in order of appearance."""
     return list(dict.fromkeys(name for row in rows for name in row))

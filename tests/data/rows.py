@@ -1,4 +1,4 @@
-"""Rows, files and tokenizers for the tests of the data modules."""
+"""Rows, files, data modules and tokenizers for the tests of the data modules."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from logra_lightning.data import SourceRows, TokenizedDataModule
 from tests.conftest import TINY_POLICY
 
 ROWS = [{"prompt": f"{i} + {i} =", "answer": str(2 * i), "level": {"a": [i]}} for i in range(10)]
@@ -18,6 +19,28 @@ CHAT = (
     "{{ m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '+' if thinking else '-' }}{% endif %}"
 )
+
+
+class Fixed(TokenizedDataModule):
+    """Rows of two lists."""
+
+    def __init__(self, train: Any = ROWS, val: Any = (), **options: Any) -> None:
+        super().__init__(**({"tokenizer": str(TINY_POLICY), "prompts_per_step": 2} | options))
+        self.given = train, val
+
+    def load_rows(self) -> tuple[Any, Any]:
+        return self.given
+
+
+class TwoSources(TokenizedDataModule):
+    """Two sources with other columns, trained on by the shares 3 to 1."""
+
+    weights = (3.0, 1.0)
+
+    def load_rows(self) -> tuple[list[SourceRows], list[SourceRows]]:
+        sums = SourceRows("sums", ROWS)
+        others = SourceRows("others", [{"q": "1", "gold": 1}, {"q": "2", "gold": 2}], "q")
+        return [sums, others], []
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:

@@ -119,6 +119,6 @@ def test_a_missing_prompt_column_lists_what_is_there() -> None:
     encoder = PromptEncoder(word_tokenizer(), "x", prompt_column="question")
     with pytest.raises(
         ValueError,
-        match="row 0 has no column 'question', only 'prompt', 'a': set data.init_args.prompt_c",
+        match="row 0 has no column 'question', only 'prompt', 'a': set prompt_column",
     ):
         encoder({"prompt": "one", "a": 1}, "row 0")

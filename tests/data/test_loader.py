@@ -1,4 +1,4 @@
-"""The order of prompts is that of a run that never stopped, on any number of ranks."""
+"""The order of prompts is that of a run that never stopped, on any number of processes."""
 
 from __future__ import annotations
 
@@ -77,19 +77,21 @@ def test_each_batch_of_a_mix_holds_the_shares_and_no_source_repeats_before_its_e
 
 
 @pytest.mark.parametrize("weights", [None, [1.0, 1.0]])
-def test_ranks_share_each_batch(weights: list[float] | None) -> None:
-    def rows(**ranks: int) -> list[list[int]]:
-        return rows_of(PromptLoader(mixed(6, 6), 4, seed=1, weights=weights, **ranks))
+def test_processes_share_each_batch(weights: list[float] | None) -> None:
+    def rows(**process: int) -> list[list[int]]:
+        return rows_of(PromptLoader(mixed(6, 6), 4, seed=1, weights=weights, **process))
 
+    batches = rows()
+    assert len(batches) == 3
     for batch, left, right in zip(
-        rows(),
+        batches,
         rows(process_index=0, num_processes=2),
         rows(process_index=1, num_processes=2),
         strict=True,
     ):
         assert sorted(left + right) == sorted(batch)
         assert len(left) == len(right) == 2
-        if weights is not None:  # also each rank gets of both sources
+        if weights is not None:  # also each process gets prompts of both sources
             assert [row < 6 for row in left] == [row < 6 for row in right] == [True, False]
 
 
@@ -111,26 +113,3 @@ def test_batches_that_cannot_be_made_are_refused() -> None:
         PromptLoader(prompts(3), 4, seed=0)
     with pytest.raises(ValueError, match="weight of source 'few' .* none of the 9 prompts"):
         PromptLoader(mixed(), 3, seed=0, weights=[1.0, 99.0])
-
-
-def test_columns_are_those_of_all_rows_and_none_where_a_row_has_none() -> None:
-    nested = {"a": [1, None]}
-    rows = [{"x": 1}, {"y": nested}, {"x": None, "z": 3}]
-    ragged = TokenizedPrompts([[1], [2], [3]], rows, [0, 1, 2])
-    batch = ragged.batch([2, 1, 0])
-    assert ragged.columns == ["x", "y", "z"]
-    assert batch.columns == {"x": [None, None, 1], "y": [None, nested, None], "z": [3, None, None]}
-    assert batch.columns["y"][1] is nested
-    assert ragged.with_columns(["w"]).batch([0]).columns["w"] == [None]
-
-
-def test_what_is_left_out_leaves_numbers_and_parts_as_they_were() -> None:
-    left = mixed().without({0, 4})
-    assert left.numbers == [1, 2, 3, 5, 6, 7, 8, 9, 10]
-    assert left.sizes == [2, 7]
-    assert [left.place(i) for i in (0, 2, 3)] == [
-        "row 1 of 'few'",
-        "row 0 of 'many'",
-        "row 2 of 'many'",
-    ]
-    assert prompts(3).without({1}).place(1) == "row 2"

@@ -44,7 +44,9 @@ def sources(sums: str, words: str) -> list[PromptSource]:
 def test_each_batch_holds_the_shares_with_the_columns_of_all(sums: str, words: str) -> None:
     data = ready(mix(sources(sums, words)))
     assert set(data.columns) == {"prompt", "answer", "level", "source", "question", "meta"}
-    for batch in data.train_dataloader():
+    batches = list(data.train_dataloader())
+    assert len(batches) == 10
+    for batch in batches:
         assert Counter(batch.columns["source"]) == {"sums": 3, "words": 1}
         for source, level, question, meta in zip(
             *(batch.columns[name] for name in ("source", "level", "question", "meta")), strict=True
@@ -130,16 +132,16 @@ def test_reasoning_gym_is_one_more_source(sums: str) -> None:
     tasks = [GymSpec("chain_sum"), GymSpec("spell_backward")]
     gym = GymSource(tasks, weight=1.0, size=20, val_size=4)
     data = ready(mix([PromptSource(sums, weight=1.0)], gym=gym, prompts_per_step=6))
-    for batch in data.train_dataloader():
+    batches = list(data.train_dataloader())
+    assert len(batches) == 5
+    for batch in batches:
         assert batch.columns["source"].count("sums") == 3
         for source, metadata in zip(
             batch.columns["source"], batch.columns["metadata"], strict=True
         ):
             assert (metadata or {"source_dataset": "sums"})["source_dataset"] == source
-    assert set(data.val_dataloader().prompts.batch(range(4)).columns["source"]) <= {
-        "chain_sum",
-        "spell_backward",
-    }
+    assert len(data.val) == 4
+    assert {row["source"] for row in data.val.rows} <= {"chain_sum", "spell_backward"}
 
 
 def test_refills_come_by_weight(sums: str, words: str) -> None:
@@ -155,20 +157,24 @@ def test_mistakes_are_refused_by_name(sums: str, words: str) -> None:
         mix([PromptSource(sums), PromptSource(sums)])
     with pytest.raises(ValueError, match="two sources are called 'words'"):
         mix([PromptSource(words, val_size=1)], val_sources=[PromptSource(words)])
-    with pytest.raises(ValueError, match=r"val_size in data.init_args.val_sources .*test\[:100\]"):
+    with pytest.raises(ValueError, match=r"val_sources\[0\]: val_size holds .*test\[:100\]"):
         mix([PromptSource(sums)], val_sources=[PromptSource(words, val_size=1)])
-    with pytest.raises(ValueError, match=r"'x' in data.init_args.sources needs .* got -1.0 and 0"):
+    with pytest.raises(ValueError, match=r"args.sources\[0\]: 'x' needs .* got -1.0 and 0"):
         mix([PromptSource("x", weight=-1.0)])
-    with pytest.raises(ValueError, match=r"'x' in data.init_args.val_sources .* got 1.0 and -1"):
+    with pytest.raises(ValueError, match=r"val_sources\[0\]: 'x' .* got 1.0 and -1"):
         mix([PromptSource(sums)], val_sources=[PromptSource("x", val_size=-1)])
-    with pytest.raises(ValueError, match="prompt_template .* must name columns"):
-        mix([PromptSource("x", prompt_template="{}")])
+    with pytest.raises(ValueError, match=r"sources\[1\]: prompt_template .* must name columns"):
+        mix([PromptSource(sums), PromptSource("x", prompt_template="{}")])
+    with pytest.raises(ValueError, match="data.init_args.gym: tasks is empty"):
+        mix([PromptSource(sums)], gym=GymSource([]))
     with pytest.raises(
-        ValueError, match=r"training row 0 of 'words' has no column 'prompt'.*sources.prompt_column"
+        ValueError,
+        match=r"^data.init_args.sources\[1\]: training row 0 of 'words' has no column 'prompt', "
+        r"only 'question', 'gold', 'meta', 'source': set prompt_column$",
     ):
         ready(mix([PromptSource(sums), PromptSource(words)]))
     wrong = PromptSource(words, columns={"a": "gld"})
-    with pytest.raises(ValueError, match=r"data.init_args.val_sources.columns names 'gld'"):
+    with pytest.raises(ValueError, match=r"data.init_args.val_sources\[0\]: columns names 'gld'"):
         ready(mix([PromptSource(sums)], val_sources=[wrong]))
     data = ready(
         mix([PromptSource(sums), PromptSource(words, prompt_column="question", weight=1e-3)])

@@ -18,6 +18,7 @@ def source_of(position: int) -> int:
     ("weights", "length", "expected"),
     [
         ([3, 1], 8, [6, 2]),
+        ([2, 1], 10, [7, 3]),  # 6.67 and 3.33, one left over
         ([1, 1, 1], 10, [4, 3, 3]),  # 3.33 each, one left over
         ([0.5, 0.3, 0.2], 9, [4, 3, 2]),  # 4.5, 2.7 and 1.8
         ([1, 99], 10, [0, 10]),
@@ -27,6 +28,11 @@ def test_quotas_are_shares_rounded_to_the_largest_remainder(
     weights: list[float], length: int, expected: list[int]
 ) -> None:
     assert quotas(weights, length) == expected
+
+
+def test_sources_alternate_as_evenly_as_their_quotas_allow() -> None:
+    order = interleaved([3, 8], [2.0, 1.0], SEED, 0, 9)
+    assert "".join("a" if position < 3 else "b" for position in order) == "abaabaaba"
 
 
 def test_every_stretch_of_an_epoch_holds_the_shares() -> None:

@@ -52,7 +52,9 @@ def test_every_preset_replaces_the_data_of_a_config(
     wanted = yaml.safe_load(preset.read_text())
     made = cli.config["fit"]["data"].as_dict()
     assert made["class_path"] == wanted["class_path"]
-    for name in (options.keys() - {"prompts_per_step"}) & made["init_args"].keys():
+    replaced = (options.keys() - {"prompts_per_step"}) & made["init_args"].keys()
+    assert replaced
+    for name in replaced:
         assert made["init_args"][name] == wanted["init_args"].get(name), name
 
 
@@ -60,8 +62,8 @@ def local(monkeypatch: pytest.MonkeyPatch, files: dict[tuple[str, str], str]) ->
     """Let hub names, by (path, split), be files; slices and everything else are as they are."""
     load = read._load
 
-    def instead(path: str, name: str | None, split: str, option: str) -> list[dict[str, Any]]:
-        return load(files[path, split.partition("[")[0]], name, split, option)
+    def instead(path: str, name: str | None, split: str) -> list[dict[str, Any]]:
+        return load(files[path, split.partition("[")[0]], name, split)
 
     monkeypatch.setattr(read, "_load", instead)
 
@@ -96,7 +98,7 @@ def test_gsm8k_asks_its_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     rows = write(tmp_path / "gsm8k.jsonl", [GSM8K, GSM8K])
     local(monkeypatch, {("openai/gsm8k", "train"): rows, ("openai/gsm8k", "test"): rows})
     data = ready(PromptDataModule(**init_args("gsm8k")))
-    assert all(word.startswith("<bos>1 + 2") for word in words(data, data.train))
+    assert [word[:10] for word in words(data, data.train)] == ["<bos>1 + 2"] * 2
     assert data.val.rows == [{**GSM8K, "source": "gsm8k"}] * 2
 
 
@@ -138,7 +140,9 @@ def test_math_mix_gives_two_of_math_to_one_of_gsm8k(
         "init_args": init_args("math_mix") | {"prompts_per_step": 3},
     }
     data = ready(parser.instantiate_classes(parser.parse_object({"data": config})).data)
-    for batch in data.train_dataloader():
+    batches = list(data.train_dataloader())
+    assert len(batches) == 3
+    for batch in batches:
         assert sorted(batch.columns["source"]) == ["gsm8k", "math", "math"]
         assert set(batch.columns["problem"]) == {"1 + 2", "5 - 1"}
     assert [row["source"] for row in data.val.rows] == ["gsm8k"] * 4 + ["math"] * 5

@@ -43,8 +43,19 @@ def test_columns_are_renamed_and_every_row_has_a_source(tmp_path: Path) -> None:
 
 
 def test_a_missing_prompt_column_lists_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no column 'question', only 'prompt', 'answer', 'level'"):
+    with pytest.raises(
+        ValueError,
+        match="^data.init_args: training row 0 has no column 'question', only 'prompt', 'answer', "
+        "'level', 'source': set prompt_column$",
+    ):
         ready(module(tmp_path, prompt_column="question"))
+
+
+def test_what_cannot_be_read_is_told_at_its_options(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="^data.init_args: columns names 'gold', but .* 'answer'"):
+        ready(module(tmp_path, columns={"answer": "gold"}))
+    with pytest.raises(ValueError, match="^data.init_args: there is no file 'none.json': mend"):
+        ready(module(tmp_path, val_path="none.json"))
 
 
 def test_what_cannot_be_held_out_is_refused(tmp_path: Path) -> None:
