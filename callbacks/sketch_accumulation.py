@@ -43,23 +43,23 @@ class SketchAccumulation(Callback):
         self.refresh_every = refresh_every
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        bank = _sketches(trainer)
-        if bank is None:
+        sketches = _sketches(trainer)
+        if sketches is None:
             rank_zero_info(
                 f"SketchAccumulation is inactive: {type(trainer.strategy).__name__} has no "
                 f"sketches."
             )
             return
-        bank.refresh_every = self.refresh_every
-        bank.begin_step(trainer.global_step)
+        sketches.refresh_every = self.refresh_every
+        sketches.begin_step(trainer.global_step)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        bank = _sketches(trainer)
-        if bank is None:
+        sketches = _sketches(trainer)
+        if sketches is None:
             return
-        norms = torch.stack([torch.linalg.vector_norm(s.total) * s.scale for s in bank])
+        norms = torch.stack([torch.linalg.vector_norm(s.total) * s.scale for s in sketches])
         pl_module.log("sketch/norm", torch.linalg.vector_norm(norms))
         pl_module.log("sketch/zero_frac", (norms == 0).to(torch.float32).mean())
         if isinstance(optimizer, RowAdam):

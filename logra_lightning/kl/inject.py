@@ -27,22 +27,22 @@ class Change:
     """The change of one sketched weight, `-(rate * W + D A)`.
 
     Args:
-        sketch: which weight.
+        layer: which weight.
         direction: D [d, r] fp32 or bf16, what scales it included.
         rate: of the decay.
     """
 
-    sketch: SketchedLayer
+    layer: SketchedLayer
     direction: Tensor
     rate: float
 
     def of_output(self, inputs: Tensor, output: Tensor) -> Tensor:
         """`X dW^T` [..., d] in the dtype of `output`, for the inputs [..., k] of the layer."""
         rows = inputs.reshape(-1, inputs.shape[-1]).to(torch.float32)
-        projected = rows @ self.sketch.entries.to(torch.float32).t() * self.sketch.scale
+        projected = rows @ self.layer.entries.to(torch.float32).t() * self.layer.scale
         change = -(projected @ self.direction.to(torch.float32).t()).view(output.shape)
         if self.rate:
-            bias = self.sketch.module.bias
+            bias = self.layer.module.bias
             change = change - self.rate * (output if bias is None else output - bias)
         return change.to(output.dtype)
 
@@ -85,7 +85,7 @@ def _hooked(
         return hook
 
     handles = [
-        change.sketch.module.register_forward_hook(hook_for(change), with_kwargs=True)
+        change.layer.module.register_forward_hook(hook_for(change), with_kwargs=True)
         for change in changes
     ]
     try:

@@ -82,7 +82,7 @@ def finite_differences(
         step: how much of the update; see `difference_step`.
     """
     up, down = (
-        probe.hidden([Change(c.sketch, c.direction * h, c.rate * h) for c in changes])
+        probe.hidden([Change(c.layer, c.direction * h, c.rate * h) for c in changes])
         for h in (step, -step)
     )
     return [((a + b) / 2, (a - b) / (2 * step)) for a, b in zip(up, down, strict=True)]
@@ -95,12 +95,12 @@ def difference_step(changes: Sequence[Change]) -> float:
     dtype. The norm of `D A` is estimated by that of D.
     """
     update = sum(
-        square * change.sketch.module.in_features * change.sketch.scale**2
+        square * change.layer.module.in_features * change.layer.scale**2
         for change, square in zip(
             changes, squared_norms([c.direction for c in changes]), strict=True
         )
     )
-    weights = sum(squared_norms([change.sketch.module.weight for change in changes]))
+    weights = sum(squared_norms([change.layer.module.weight for change in changes]))
     return 1e-3 * (weights / update) ** 0.5 if update > 0 and weights > 0 else 1.0
 
 

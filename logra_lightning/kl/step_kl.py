@@ -41,8 +41,8 @@ class StepKL:
 
     def predict(self, method: Literal["forward_ad", "finite_difference"]) -> float:
         """q, the predicted KL of a step of scale 1, in nats per token."""
-        proposal, bank = self._optimizer.propose(), self._optimizer.sketches
-        changes = [Change(s, proposal.direction(s), proposal.decay_rate) for s in bank]
+        proposal, sketches = self._optimizer.propose(), self._optimizer.sketches
+        changes = [Change(s, proposal.direction(s), proposal.decay_rate) for s in sketches]
         if method == "forward_ad":
             pairs = tangents(self.probe, changes)
             self.old = [hidden for hidden, _ in pairs]
@@ -53,9 +53,9 @@ class StepKL:
 
     def changes(self, scale: float) -> list[Change]:
         """What would be merged at this scale, rounded as it would be."""
-        proposal, bank = self._optimizer.propose(), self._optimizer.sketches
+        proposal, sketches = self._optimizer.propose(), self._optimizer.sketches
         rate = scale * proposal.decay_rate
-        return [Change(s, proposal.rounded_direction(s, scale), rate) for s in bank]
+        return [Change(s, proposal.rounded_direction(s, scale), rate) for s in sketches]
 
     def measure(self, scale: float) -> float:
         """KL(old || new) of a step of this scale, in nats per token."""

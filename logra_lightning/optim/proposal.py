@@ -42,11 +42,11 @@ class Proposal:
         """
         return self.grad_norm <= _ROUNDING * self.usual_norm
 
-    def direction(self, sketch: SketchedLayer) -> Tensor:
+    def direction(self, layer: SketchedLayer) -> Tensor:
         """D [d, r] fp32 of one weight."""
-        scale = self.row_scales[sketch.name] * sketch.scale
-        return sketch.total * scale.to(torch.float32)[:, None]
+        scale = self.row_scales[layer.name] * layer.scale
+        return layer.total * scale.to(torch.float32)[:, None]
 
-    def rounded_direction(self, sketch: SketchedLayer, step_scale: float) -> Tensor:
+    def rounded_direction(self, layer: SketchedLayer, step_scale: float) -> Tensor:
         """D [d, r] bf16 times the step scale: what is merged and what engines get."""
-        return (self.direction(sketch) * step_scale).to(torch.bfloat16)
+        return (self.direction(layer) * step_scale).to(torch.bfloat16)

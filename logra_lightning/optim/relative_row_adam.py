@@ -71,20 +71,20 @@ class RelativeRowAdam(RowAdam):
     ) -> dict[str, Tensor]:
         group = self.param_groups[0]
         scales, update = {}, 0.0
-        for sketch in self.sketches:
-            square, root = squares[sketch.name], roots[sketch.name]
+        for layer in self.sketches:
+            square, root = squares[layer.name], roots[layer.name]
             u = 1.0 / (root + group["eps"] * root.mean())
             length = (u.square() * square).sum()
             scale = u * (square.sum() / length).sqrt()
             scale = torch.where(square > 0, scale, 0.0)  # a zero sketch, or row, does not move
-            scales[sketch.name] = scale
-            update += (scale.square() * _row_update_squares(sketch)).sum().item()
-        weights = sum(squared_norms([sketch.module.weight for sketch in self.sketches]))
+            scales[layer.name] = scale
+            update += (scale.square() * _row_update_squares(layer)).sum().item()
+        weights = sum(squared_norms([layer.module.weight for layer in self.sketches]))
         factor = group["lr"] * math.sqrt(weights / update) if update > 0 else 0.0
         return {name: scale * factor for name, scale in scales.items()}
 
 
-def _row_update_squares(sketch: SketchedLayer) -> Tensor:
+def _row_update_squares(layer: SketchedLayer) -> Tensor:
     """Squared norms of the rows of `S A` [d] fp64, by the r x r Gram matrix."""
-    rows = ((sketch.total @ sketch.gram()) * sketch.total).sum(dim=1)
-    return rows.to(torch.float64).clamp_min(0.0) * sketch.scale**2
+    rows = ((layer.total @ layer.gram()) * layer.total).sum(dim=1)
+    return rows.to(torch.float64).clamp_min(0.0) * layer.scale**2

@@ -41,7 +41,7 @@ class RowAdam(torch.optim.Optimizer):
         W \leftarrow (1 - a\,\mathrm{lr}\,\lambda)\, W - a\, D A
 
     with step scale a and weight decay :math:`\lambda`. This is the plain rule, whose `lr` a
-    scheduler may change; `RelativeRowAdam` is the paper's. Weights outside the bank that require
+    scheduler may change; `RelativeRowAdam` is the paper's. Other weights that require
     a gradient are trained by AdamW in the same step. fp32 and bf16 weights are supported; bf16
     ones keep an exact fp32 master (`sketch.master`, or a copy for AdamW's).
 
@@ -52,9 +52,9 @@ class RowAdam(torch.optim.Optimizer):
 
     Args:
         params: all parameters of the model, best with their names (`model.named_parameters()`),
-            by which checkpoints hold their state. Those that are neither in the bank nor require a
+            by which checkpoints hold their state. Those that are neither sketched nor require a
             gradient are left alone.
-        sketches: the bank, from the strategy.
+        sketches: the sketches, from the strategy.
         adamw: options for the weights that are not sketched.
         max_grad_norm: clip the norm of the whole gradient first; None does not.
         max_skipped_steps: how many steps in a row may be skipped, because a gradient is not finite
@@ -75,7 +75,7 @@ class RowAdam(torch.optim.Optimizer):
             hold: name to both values.
 
     Raises:
-        ValueError: a value out of range, or no parameter of the bank among `params`.
+        ValueError: a value out of range, or no parameter of the sketches among `params`.
     """
 
     def __init__(
@@ -161,17 +161,17 @@ class RowAdam(torch.optim.Optimizer):
         clip = self._clip(grad_norm)
         moments, roots, usual = {}, {}, 0.0
         group = self.param_groups[0]
-        for sketch in self.sketches:
-            state = self.state[sketch.module.weight]
-            mean_square = squares[sketch.name] * (clip**2 / self.sketches.rank)
+        for layer in self.sketches:
+            state = self.state[layer.module.weight]
+            mean_square = squares[layer.name] * (clip**2 / self.sketches.rank)
             moment = state["row_moment"].to(torch.float64)
             if state["step"] > 0:
                 corrected = moment.sum().item() / (1 - group["beta2"] ** state["step"].item())
                 usual += corrected * self.sketches.rank
             moment = moment * group["beta2"] + mean_square * (1 - group["beta2"])
-            moments[sketch.name] = moment.to(torch.float32)
+            moments[layer.name] = moment.to(torch.float32)
             correction = 1 - group["beta2"] ** (state["step"].item() + 1)
-            roots[sketch.name] = (moment / correction).sqrt()
+            roots[layer.name] = (moment / correction).sqrt()
         row_scales = self._row_scales(squares, roots, clip)
         decay_rate = group["lr"] * group["weight_decay"]
         return Proposal(row_scales, moments, decay_rate, grad_norm, usual_norm=math.sqrt(usual))
@@ -265,30 +265,32 @@ class RowAdam(torch.optim.Optimizer):
         return False
 
     def _merge(self, proposal: Proposal | None) -> Factors:
-        bank = self.sketches
+        sketches = self.sketches
         directions = {}
         decay = 1.0 - self.step_scale * proposal.decay_rate if proposal else 1.0
-        for sketch in bank if proposal else ():
+        for layer in sketches if proposal else ():
             assert proposal is not None
-            param = sketch.module.weight
+            param = layer.module.weight
             state = self.state[param]
             # Rounded before the merge, so that engines can do exactly the same with what they get.
-            direction = proposal.rounded_direction(sketch, self.step_scale)
+            direction = proposal.rounded_direction(layer, self.step_scale)
             rows = held_rows(param)
             merge_(
                 local(param),
                 direction[rows],
-                sketch.entries,
+                layer.entries,
                 decay=decay,
                 residual=state.get("residual"),
                 origin=(rows.start, 0),
                 shape=(param.shape[0], param.shape[1]),
             )
-            state["row_moment"].copy_(proposal.row_moments[sketch.name])
+            state["row_moment"].copy_(proposal.row_moments[layer.name])
             state["step"] += 1
-            directions[sketch.name] = direction
-        assert bank.step is not None
-        return Factors(bank.step, bank.seed, bank.draw, bank.projection, decay, directions)
+            directions[layer.name] = direction
+        assert sketches.step is not None
+        return Factors(
+            sketches.step, sketches.seed, sketches.draw, sketches.projection, decay, directions
+        )
 
     def take_factors(self) -> Factors | None:
         """What the last step merged, given away once; None before the first step."""
@@ -297,7 +299,7 @@ class RowAdam(torch.optim.Optimizer):
 
     def sketched_names(self) -> dict[Tensor, str]:
         """Each sketched weight to the name that fixes its projection."""
-        return {sketch.module.weight: sketch.name for sketch in self.sketches}
+        return {layer.module.weight: layer.name for layer in self.sketches}
 
     def residual(self, weight: Tensor) -> Tensor | None:
         """[held, k] int16, what a sketched bf16 weight lacks of its fp32 master; None for fp32."""
@@ -323,13 +325,13 @@ class RowAdam(torch.optim.Optimizer):
         }
 
     def _settings(self) -> dict[str, Any]:
-        bank = self.sketches
+        sketches = self.sketches
         return {
             "rule": type(self).__name__,
             "masters": "bf16 and a residual" if self._has_residuals() else "fp32",
-            "rank": bank.rank,
-            "projection_seed": bank.seed,
-            "projection": bank.projection,
+            "rank": sketches.rank,
+            "projection_seed": sketches.seed,
+            "projection": sketches.projection,
         }
 
     def _has_residuals(self) -> bool:
@@ -392,7 +394,7 @@ def _saved(param: Tensor, value: Tensor) -> Tensor:
     return on_first_process(whole(param, value))
 
 
-def _row_squares(sketch: SketchedLayer) -> Tensor:
+def _row_squares(layer: SketchedLayer) -> Tensor:
     """`sum_r S^2` [d] fp64."""
-    rows = torch.linalg.vector_norm(sketch.total, dim=1, dtype=torch.float32)
-    return rows.to(torch.float64).square() * sketch.scale**2
+    rows = torch.linalg.vector_norm(layer.total, dim=1, dtype=torch.float32)
+    return rows.to(torch.float64).square() * layer.scale**2

@@ -16,7 +16,7 @@ NamedParameters = Iterable[Parameter] | Iterable[tuple[str, Parameter]]
 
 def named(params: NamedParameters, sketches: SketchBank) -> dict[Tensor, str]:
     """Each parameter to its name; one that came without is called by its sketch, or numbered."""
-    sketched = {sketch.module.weight: f"{sketch.name}.weight" for sketch in sketches}
+    sketched = {layer.module.weight: f"{layer.name}.weight" for layer in sketches}
     names: dict[Tensor, str] = {}
     for i, item in enumerate(params):
         if isinstance(item, Parameter):
@@ -30,8 +30,8 @@ def named(params: NamedParameters, sketches: SketchBank) -> dict[Tensor, str]:
 def partition(
     names: dict[Tensor, str], sketches: SketchBank
 ) -> tuple[list[Tensor], list[Parameter]]:
-    """The bank's weights, in its order, and the others that require a gradient."""
-    sketched = {sketch.module.weight: sketch.name for sketch in sketches}
+    """The sketches's weights, in its order, and the others that require a gradient."""
+    sketched = {layer.module.weight: layer.name for layer in sketches}
     missing = [name for weight, name in sketched.items() if weight not in names]
     if missing:
         raise ValueError(

@@ -240,8 +240,8 @@ class PoisonStep(Callback):
 
     def on_before_backward(self, trainer: Trainer, module: Any, loss: Tensor) -> None:
         if trainer.global_step in self.steps:
-            bank = trainer.strategy.sketches  # type: ignore[attr-defined]
-            bank["policy.model.layers.1.self_attn.v_proj"].total[0, 0] = math.nan
+            sketches = trainer.strategy.sketches  # type: ignore[attr-defined]
+            sketches["policy.model.layers.1.self_attn.v_proj"].total[0, 0] = math.nan
 
 
 def test_a_step_with_nan_changes_nothing_but_the_count(tmp_path: Path) -> None:

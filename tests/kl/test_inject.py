@@ -25,12 +25,12 @@ CPU = torch.device("cpu")
 
 def changes_of(model: nn.Module, size: float, rate: float = 0.0) -> list[Change]:
     targets = ["q_proj", "o_proj"] if not isinstance(model, LlamaForCausalLM) else None
-    bank = SketchBank(find_targets(model, *([targets] if targets else [])), 4, device=CPU)
-    bank.begin_step(3)
+    sketches = SketchBank(find_targets(model, *([targets] if targets else [])), 4, device=CPU)
+    sketches.begin_step(3)
     generator = torch.Generator().manual_seed(0)
     return [
         Change(s, torch.randn(s.module.out_features, 4, generator=generator) * size, rate)
-        for s in bank
+        for s in sketches
     ]
 
 
@@ -38,7 +38,7 @@ def changes_of(model: nn.Module, size: float, rate: float = 0.0) -> list[Change]
 def test_injected_is_merged(llama: LlamaForCausalLM, rate: float) -> None:
     tokens = torch.arange(12).view(1, 12)
     changes = [
-        Change(c.sketch, c.direction.to(torch.bfloat16), rate) for c in changes_of(llama, 0.1)
+        Change(c.layer, c.direction.to(torch.bfloat16), rate) for c in changes_of(llama, 0.1)
     ]
     with torch.no_grad():
         before = llama(tokens).logits
@@ -46,7 +46,7 @@ def test_injected_is_merged(llama: LlamaForCausalLM, rate: float) -> None:
             injected = llama(tokens).logits
         torch.testing.assert_close(llama(tokens).logits, before, rtol=0, atol=0)  # hooks are gone
         for c in changes:
-            merge_(c.sketch.module.weight, c.direction, c.sketch.entries, decay=1 - rate)
+            merge_(c.layer.module.weight, c.direction, c.layer.entries, decay=1 - rate)
         after = llama(tokens).logits
     torch.testing.assert_close(injected, after, rtol=1e-4, atol=1e-4)
     assert (after - before).abs().max() > 0.1
@@ -63,11 +63,11 @@ def test_tangent_is_the_derivative_by_autograd(pair: Pair) -> None:
         state = dict(zip(names, weights, strict=True))
         return torch.func.functional_call(pair, state, x)
 
-    weights = [c.sketch.module.weight.detach() for c in changes]
+    weights = [c.layer.module.weight.detach() for c in changes]
     jacobians = torch.autograd.functional.jacobian(outputs, tuple(weights))
     expected = torch.zeros(3, 7, dtype=torch.float64)
     for c, weight, jacobian in zip(changes, weights, jacobians, strict=True):
-        a = c.sketch.projection.to(torch.float64)
+        a = c.layer.projection.to(torch.float64)
         step = -(c.rate * weight + c.direction.to(torch.float64) @ a)
         expected += (jacobian * step).sum(dim=(-2, -1))
     with torch.no_grad(), injected_tangents(changes):

@@ -76,17 +76,17 @@ def make_probe(model: Any, temperature: float = 1.0) -> KLProbe:
 def make_changes(model: nn.Module, size: float = 0.05, rate: float = 0.0) -> list[Change]:
     leaves = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
     targets = [leaf for leaf in leaves if leaf.endswith("_proj")]
-    bank = SketchBank(find_targets(model, sorted(targets)), RANK, device=CPU)
-    bank.begin_step(0)
+    sketches = SketchBank(find_targets(model, sorted(targets)), RANK, device=CPU)
+    sketches.begin_step(0)
     generator = torch.Generator().manual_seed(2)
     return [
         Change(s, torch.randn(s.module.out_features, RANK, generator=generator) * size, rate)
-        for s in bank
+        for s in sketches
     ]
 
 
 def scaled(changes: list[Change], a: float) -> list[Change]:
-    return [Change(c.sketch, c.direction * a, c.rate * a) for c in changes]
+    return [Change(c.layer, c.direction * a, c.rate * a) for c in changes]
 
 
 def mean(total: Tensor) -> float:
@@ -136,16 +136,16 @@ def test_prediction_is_the_textbook_formula_on_a_dense_jacobian() -> None:
     layers = nn.ModuleDict({"up_proj": layer})
     x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     temperature = 0.6
-    bank = SketchBank(find_targets(layers, ["up_proj"]), 3, device=CPU)
-    bank.begin_step(0)
+    sketches = SketchBank(find_targets(layers, ["up_proj"]), 3, device=CPU)
+    sketches.begin_step(0)
     direction = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
-    changes = [Change(bank["up_proj"], direction, 0.1)]
+    changes = [Change(sketches["up_proj"], direction, 0.1)]
     probe = KLProbe(layers, [lambda: layer(x)], lambda hidden: hidden / temperature)
     q = predicted_kl(probe, tangents(probe, changes), chunk_tokens=4)
 
     weight = layer.weight.detach()
     jacobian = torch.autograd.functional.jacobian(lambda w: x @ w.t() / temperature, weight)
-    step = -(0.1 * weight + direction.double() @ bank["up_proj"].projection.double())
+    step = -(0.1 * weight + direction.double() @ sketches["up_proj"].projection.double())
     total = 0.0
     for row in range(6):
         dz = (jacobian[row] * step).sum(dim=(-2, -1))
@@ -221,15 +221,15 @@ def test_an_operation_without_forward_derivative_is_named() -> None:
     layers = nn.Sequential()
     layers.add_module("up_proj", nn.Linear(4, 4, bias=False))
     layers.add_module("doubled", Doubled())
-    bank = SketchBank(find_targets(layers, ["up_proj"]), 2, device=CPU)
-    bank.begin_step(0)
-    changes = [Change(bank["up_proj"], torch.ones(4, 2), 0.0)]
+    sketches = SketchBank(find_targets(layers, ["up_proj"]), 2, device=CPU)
+    sketches.begin_step(0)
+    changes = [Change(sketches["up_proj"], torch.ones(4, 2), 0.0)]
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     probe = KLProbe(layers, [lambda: layers(x)], lambda hidden: hidden)
     with pytest.raises(NotImplementedError, match=r"in 'doubled' has no .*finite_difference"):
         tangents(probe, changes)
     pairs = finite_differences(probe, changes, step=difference_step(changes))
-    expected = -2 * (x @ bank["up_proj"].projection.t() @ torch.ones(2, 4))
+    expected = -2 * (x @ sketches["up_proj"].projection.t() @ torch.ones(2, 4))
     torch.testing.assert_close(pairs[0][1], expected, rtol=1e-2, atol=1e-2)
 
 
