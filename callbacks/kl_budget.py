@@ -202,17 +202,17 @@ class KLBudget(Callback):
             q = step.predict(self.method)
             if not 0 <= q < math.inf:
                 where = first_not_finite(probe)
-                optimizer.skip(f"the predicted KL is {q}{f', from {where!r} on' if where else ''}")
+                proposal.skip(f"the predicted KL is {q}{f', from {where!r} on' if where else ''}")
                 self._log(pl_module, budget, math.nan, math.nan, 0)
                 return
             scale = min(self.max_scale, math.sqrt(budget / q)) if q > 0 else 1.0
             scale, measured, backtracks = self._fit(step, scale, budget)
         if not math.isfinite(measured):
-            optimizer.skip(f"the KL of the update is {measured}, from its logits")
+            proposal.skip(f"the KL of the update is {measured}, from its logits")
         elif self.backtrack and measured > self.tolerance * budget:
-            optimizer.reject()
+            proposal.reject()
         else:
-            optimizer.step_scale = scale
+            proposal.scale = scale
             self._remember(mismatch)
         self._log(pl_module, budget, scale * scale * q, measured, backtracks)
         pl_module.log("time/kl_s", time.perf_counter() - started)

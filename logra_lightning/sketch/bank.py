@@ -57,6 +57,11 @@ class SketchedLayer:
         """A [r, k] fp32, a new tensor."""
         return self.entries.to(torch.float32) * self.scale
 
+    def row_squares(self) -> Tensor:
+        """Squared norms of the rows of S, [d] fp64."""
+        rows = torch.linalg.vector_norm(self.total, dim=1, dtype=torch.float32)
+        return rows.to(torch.float64).square() * self.scale**2
+
     def gram(self) -> Tensor:
         """`A A^T` [r, r] fp32."""
         entries = self.entries.to(torch.float32)

@@ -55,7 +55,7 @@ def test_lr_rule_equals_the_rule_written_out(pair: Pair) -> None:
     v = {name: torch.zeros(len(x), 1, dtype=torch.float64) for name, x in w.items()}
     for t in range(1, 6):
         s, a = random_sketches(sketches, t), projections(sketches)
-        scale = optimizer.step_scale = 0.5 * t
+        scale = optimizer.propose().scale = 0.5 * t
         optimizer.step()
         for name in w:
             before = w[name]
@@ -74,7 +74,7 @@ def test_relative_rule_equals_the_rule_written_out(pair: Pair) -> None:
     v = {name: torch.zeros(len(x), 1, dtype=torch.float64) for name, x in w.items()}
     for t in range(1, 6):
         s, a, d = random_sketches(sketches, t), projections(sketches), {}
-        scale = optimizer.step_scale = 0.5 * t
+        scale = optimizer.propose().scale = 0.5 * t
         for name in w:
             v[name] = b2 * v[name] + (1 - b2) * s[name].square().mean(1, keepdim=True)
             root = (v[name] / (1 - b2**t)).sqrt()
@@ -108,7 +108,7 @@ def test_merged_is_exactly_what_factors_say(pair: Pair, rule: type[RowAdam]) -> 
     sketches, w = setup(pair)
     random_sketches(sketches, 0)
     optimizer = rule(pair.parameters(), sketches)
-    optimizer.step_scale = 100.0
+    optimizer.propose().scale = 100.0
     optimizer.step()
     factors = optimizer.take_factors()
     assert factors is not None
@@ -239,9 +239,9 @@ def test_a_pending_step_can_be_taken_back(pair: Pair, how: str) -> None:
 
     def closure() -> None:
         if how == "skip":
-            optimizer.skip("the logits are not finite")
+            optimizer.propose().skip("the logits are not finite")
         else:
-            optimizer.reject()
+            optimizer.propose().reject()
 
     if how == "skip":
         with pytest.warns(UserWarning, match="step 0: the logits are not finite; nothing was"):
@@ -348,13 +348,14 @@ def test_closure_runs_between_proposal_and_commit(pair: Pair) -> None:
         seen.append(optimizer.proposal is not None)
         seen.append(torch.is_grad_enabled())
         seen.append(torch.equal(pair.q_proj.weight.to(torch.float64), w["q_proj"]))
-        optimizer.step_scale = 0.0
+        optimizer.propose().scale = 0.0
         return "loss"
 
     assert optimizer.step(closure) == "loss"
     assert seen == [True, True, True]
     assert torch.equal(pair.q_proj.weight.to(torch.float64), w["q_proj"])
-    assert optimizer.step_scale == 1.0
+    assert optimizer.last_step_scale == 0.0
+    assert optimizer.propose().scale == 1.0  # the next step's own
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
