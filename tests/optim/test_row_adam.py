@@ -10,32 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from logra_lightning.optim import AdamWOptions, RelativeRowAdam, RowAdam
-from logra_lightning.sketch import SketchBank, find_targets
 from tests.conftest import Pair
-
-CPU = torch.device("cpu")
-RANK = 6
-
-
-def setup(pair: Pair, **options: object) -> tuple[SketchBank, dict[str, Tensor]]:
-    for name in ("q_proj", "o_proj"):
-        getattr(pair, name).weight.requires_grad_(False)
-    sketches = SketchBank(find_targets(pair, ["q_proj", "o_proj"]), RANK, device=CPU)
-    sketches.begin_step(0)
-    return sketches, {s.name: s.module.weight.detach().to(torch.float64).clone() for s in sketches}
-
-
-def random_sketches(sketches: SketchBank, step: int) -> dict[str, Tensor]:
-    """Fill the sums with rows of very different size; return S."""
-    generator = torch.Generator().manual_seed(step)
-    for layer in sketches:
-        rows = torch.logspace(-4, 1, len(layer.total))[:, None]
-        layer.total.copy_(torch.randn(layer.total.shape, generator=generator) * rows)
-    return {s.name: s.total.to(torch.float64) / math.sqrt(RANK) for s in sketches}
-
-
-def projections(sketches: SketchBank) -> dict[str, Tensor]:
-    return {s.name: s.entries.to(torch.float64) / math.sqrt(RANK) for s in sketches}
+from tests.optim.sketches import RANK, projections, random_sketches, setup
 
 
 def through_bf16(x: Tensor) -> Tensor:
@@ -226,41 +202,6 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(pair: Pair) -> None:
     assert optimizer.proposal is None
 
 
-@pytest.mark.parametrize("how", ["skip", "reject"])
-def test_a_pending_step_can_be_taken_back(pair: Pair, how: str) -> None:
-    sketches, _ = setup(pair)
-    pair.o_proj.bias.grad = torch.ones(7)
-    optimizer = RelativeRowAdam(pair.parameters(), sketches)
-    random_sketches(sketches, 0)
-    weights, state = (
-        copy.deepcopy(pair.state_dict()),
-        copy.deepcopy(optimizer.state_dict()["state"]),
-    )
-
-    def closure() -> None:
-        if how == "skip":
-            optimizer.propose().skip("the logits are not finite")
-        else:
-            optimizer.propose().reject()
-
-    if how == "skip":
-        with pytest.warns(UserWarning, match="step 0: the logits are not finite; nothing was"):
-            optimizer.step(closure)
-    else:
-        optimizer.step(closure)
-    torch.testing.assert_close(pair.state_dict(), weights, rtol=0, atol=0)
-    torch.testing.assert_close(optimizer.state_dict()["state"], state, rtol=0, atol=0)
-    factors = optimizer.take_factors()
-    assert factors is not None
-    assert not factors.directions
-    assert (optimizer.skipped_steps, optimizer.rejected_steps) == (
-        (1, 0) if how == "skip" else (0, 1)
-    )
-    optimizer.step()  # the next one is made
-    assert optimizer.last_step_scale == 1.0
-    assert not torch.equal(pair.o_proj.bias, weights["o_proj.bias"])
-
-
 def test_tiny_and_huge_sketches_stay_finite(pair: Pair) -> None:
     for size in (1e-18, 1e15):
         sketches, w = setup(pair)
@@ -356,46 +297,6 @@ def test_closure_runs_between_proposal_and_commit(pair: Pair) -> None:
     assert torch.equal(pair.q_proj.weight.to(torch.float64), w["q_proj"])
     assert optimizer.last_step_scale == 0.0
     assert optimizer.propose().scale == 1.0  # the next step's own
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_saved_and_loaded_equals_never_stopped(pair: Pair, dtype: torch.dtype) -> None:
-    straight, resumed = pair.to(dtype), copy.deepcopy(pair.to(dtype))
-
-    def steps(model: Pair, optimizer: RowAdam, which: range) -> None:
-        for step in which:
-            optimizer.sketches.begin_step(step)
-            random_sketches(optimizer.sketches, step)
-            model.o_proj.bias.grad = torch.full_like(model.o_proj.bias, step + 1.0)
-            optimizer.step()
-
-    first = RelativeRowAdam(straight.parameters(), setup(straight)[0], AdamWOptions(lr=1e-3))
-    steps(straight, first, range(4))
-    second = RelativeRowAdam(resumed.parameters(), setup(resumed)[0], AdamWOptions(lr=1e-3))
-    steps(resumed, second, range(2))
-    weights, state = copy.deepcopy(resumed.state_dict()), copy.deepcopy(second.state_dict())
-    fresh = Pair().to(dtype)
-    fresh.load_state_dict(weights)
-    third = RelativeRowAdam(fresh.parameters(), setup(fresh)[0], AdamWOptions(lr=1e-3))
-    third.load_state_dict(state)
-    steps(fresh, third, range(2, 4))
-    torch.testing.assert_close(fresh.state_dict(), straight.state_dict(), rtol=0, atol=0)
-    torch.testing.assert_close(
-        third.state_dict()["state"], first.state_dict()["state"], rtol=0, atol=0
-    )
-
-
-def test_a_checkpoint_of_other_sketches_or_another_optimizer_is_refused(pair: Pair) -> None:
-    sketches, _ = setup(pair)
-    optimizer = RelativeRowAdam(pair.parameters(), sketches)
-    other = SketchBank(find_targets(pair, ["q_proj", "o_proj"]), RANK - 1, device=CPU)
-    for saved in (
-        RelativeRowAdam(pair.parameters(), other).state_dict(),
-        RowAdam(pair.parameters(), sketches).state_dict(),
-        torch.optim.AdamW(pair.parameters()).state_dict(),
-    ):
-        with pytest.raises(ValueError, match="resume with the same strategy, optimizer"):
-            optimizer.load_state_dict(saved)
 
 
 def test_a_closure_that_raises_leaves_no_stale_proposal(pair: Pair) -> None:
