@@ -50,7 +50,7 @@ class Trainer:
         self.policy = policy
         modules = find_targets(policy)
         self.narrowest = min(module.in_features for module in modules.values())
-        self.bank = SketchBank(modules, min(rank, self.narrowest), device=policy.device)
+        self.sketches = SketchBank(modules, min(rank, self.narrowest), device=policy.device)
         self.residuals: dict[str, Tensor] = {}
         if policy.dtype == torch.bfloat16:
             for name, module in modules.items():
@@ -62,7 +62,7 @@ class Trainer:
 
     def masters(self) -> Iterator[PolicyWeight]:
         """As `weights`, with what the engine needs to merge factors later."""
-        sketched = {sketch.name for sketch in self.bank}
+        sketched = {layer.name for layer in self.sketches}
         for weight in self.weights():
             name = weight.name.removesuffix(".weight")
             residual = self.residuals.get(name)
@@ -70,18 +70,20 @@ class Trainer:
             yield PolicyWeight(weight.name, weight.tensor, residual, projection)
 
     def factors(self, version: int) -> Factors:
-        self.bank.begin_step(version)
+        self.sketches.begin_step(version)
         directions = {}
-        for sketch in self.bank:
-            direction = torch.randn(sketch.total.shape, dtype=torch.float32, device="cpu") * 1e-5
-            directions[sketch.name] = direction.to(sketch.total.device, torch.bfloat16)
-        return Factors(version, self.bank.seed, version, self.bank.projection, 1.0, directions)
+        for layer in self.sketches:
+            direction = torch.randn(layer.total.shape, dtype=torch.float32, device="cpu") * 1e-5
+            directions[layer.name] = direction.to(layer.total.device, torch.bfloat16)
+        return Factors(
+            version, self.sketches.seed, version, self.sketches.projection, 1.0, directions
+        )
 
     def merge(self, factors: Factors) -> None:
-        for sketch in self.bank:
-            direction = factors.directions[sketch.name]
-            residual = self.residuals.get(sketch.name)
-            merge_(sketch.module.weight, direction, sketch.entries, residual=residual)
+        for layer in self.sketches:
+            direction = factors.directions[layer.name]
+            residual = self.residuals.get(layer.name)
+            merge_(layer.module.weight, direction, layer.entries, residual=residual)
 
 
 def start_bare(model: str, dtype: str, max_model_len: int, **options: Any) -> Any:
@@ -166,12 +168,12 @@ def sync_rows(model: str, dtype: str, trainer: Trainer, seconds: dict[str, list[
     dense = sum(parameter.nbytes for parameter in trainer.policy.parameters())
     factors = trainer.factors(0).nbytes
     sent = {"factors": factors, "dense": dense, "shared": 0, "vLLM reload_weights": dense}
-    limit = dense * trainer.bank.rank / trainer.narrowest
+    limit = dense * trainer.sketches.rank / trainer.narrowest
     return [
         {
             "model": Path(model).name,
             "dtype": dtype,
-            "rank": trainer.bank.rank,
+            "rank": trainer.sketches.rank,
             "mode": mode,
             "bytes": sent.get(mode),
             "ratio": sent[mode] / dense if mode in sent else None,

@@ -1,4 +1,4 @@
-"""`SketchAccumulation`: when a step begins, for how long a projection holds, what is logged."""
+"""`SketchAccumulation`: begins the sketches of a run, and logs what the optimizer made of them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from logra_lightning.sketch import SketchBank
 
 
 class SketchAccumulation(Callback):
-    """Begins each step's sketches and logs their size.
+    """Begins the sketches when training starts, says how long projections are kept, and logs.
 
-    The strategy must have `sketches` (a `SketchBank` during fit), as ours do; the number of the
-    step is `trainer.global_step`, so a resumed run goes on with the same projections. Without
-    sketches it does nothing and says so once.
+    The strategy has the sketches as `strategy.sketches` and begins each further step itself. The
+    number of a step is `trainer.global_step`, so a resumed run makes the same projections. With a
+    strategy without sketches the callback is inactive and says so once.
 
-    Logs `sketch/norm` (Frobenius norm of all sketches, an estimate of the gradient's),
-    `sketch/zero_frac` (share of sketched weights without a gradient), `optim/grad_norm` (dense
-    weights included), `optim/step_scale`, and how many steps were skipped (`optim/skipped_steps`,
-    something was not finite) or rejected (`optim/rejected_steps`, the KL was too large) so far.
+    Logs at every step `sketch/norm` (norm of all sketches together, an estimate of the norm of the
+    sketched gradient), `sketch/zero_frac` (fraction of the sketched weights whose sketch is zero),
+    `optim/grad_norm` (norm of the whole gradient, dense weights included, before clipping),
+    `optim/step_scale` (0 if the step changed nothing), and the number of steps so far that were
+    skipped because something was not finite (`optim/skipped_steps`) or rejected because their KL
+    was too large (`optim/rejected_steps`).
 
     Args:
-        refresh_every: steps for which a projection holds.
+        refresh_every: number of steps for which projections are kept before new ones are drawn.
 
     Raises:
-        ValueError: `refresh_every` below 1.
+        ValueError: `refresh_every` is below 1.
 
     Example::
 
@@ -43,23 +45,25 @@ class SketchAccumulation(Callback):
         self.refresh_every = refresh_every
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        bank = _sketches(trainer)
-        if bank is None:
+        sketches = _sketches(trainer)
+        if sketches is None:
             rank_zero_info(
                 f"SketchAccumulation is inactive: {type(trainer.strategy).__name__} has no "
                 f"sketches."
             )
             return
-        bank.refresh_every = self.refresh_every
-        bank.begin_step(trainer.global_step)
+        sketches.refresh_every = self.refresh_every
+        sketches.begin_step(trainer.global_step)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        bank = _sketches(trainer)
-        if bank is None:
+        sketches = _sketches(trainer)
+        if sketches is None:
             return
-        norms = torch.stack([torch.linalg.vector_norm(s.total) * s.scale for s in bank])
+        norms = torch.stack(
+            [torch.linalg.vector_norm(layer.total) * layer.scale for layer in sketches]
+        )
         pl_module.log("sketch/norm", torch.linalg.vector_norm(norms))
         pl_module.log("sketch/zero_frac", (norms == 0).to(torch.float32).mean())
         if isinstance(optimizer, RowAdam):

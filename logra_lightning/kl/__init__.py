@@ -1,5 +1,5 @@
-"""What a step costs: its KL change in the policy, predicted before it is taken, and measured."""
+"""What a step costs: the KL change that it makes in the policy, predicted, measured, budgeted."""
 
-from logra_lightning.kl.predicted_kl import KLProbe
+from logra_lightning.kl.kl_probe import KLProbe
 
 __all__ = ["KLProbe"]

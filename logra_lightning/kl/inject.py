@@ -1,9 +1,9 @@
-"""What an update would do to the outputs of the sketched layers, without touching a weight.
+"""Forward passes as they would be after an update, or along it, without touching a weight.
 
-A step changes `W` by `dW = -a (rate W + D A)`, and so the output of its layer by `X dW^T`, which
-needs `X A^T` and D alone. `injected_tangents` adds it as the tangent of forward-mode AD,
-`injected_update` as it is. Both hold for all layers at once, so that what one layer changes passes
-through the next ones.
+An update changes a weight W by `dW = -(rate W + D A)`, and so the output of its layer by `X dW^T`,
+which is made of `X A^T` and D alone. Hooks add that to the output of each sketched layer:
+`injected_update` as it is, `injected_tangents` as a tangent of forward-mode AD. All layers change
+at once, so what one layer changes passes through the next ones.
 """
 
 from __future__ import annotations
@@ -17,39 +17,49 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 
-from logra_lightning.distributed.sharding import whole
 from logra_lightning.sketch.bank import SketchedLayer
-from logra_lightning.sketch.master import join
 
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one sketched weight, `-(rate * W + D A)`.
+    """The change of one sketched weight, `dW = -(rate W + D A)`.
 
     Args:
-        sketch: which weight.
-        direction: D [d, r] fp32 or bf16, what scales it included.
-        rate: of the decay.
+        layer: the layer whose weight changes.
+        direction: D [d, r] fp32 or bf16, already multiplied by the step scale.
+        rate: the fraction of W that weight decay takes away, already multiplied by the step scale.
     """
 
-    sketch: SketchedLayer
+    layer: SketchedLayer
     direction: Tensor
     rate: float
 
     def of_output(self, inputs: Tensor, output: Tensor) -> Tensor:
-        """`X dW^T` [..., d] in the dtype of `output`, for the inputs [..., k] of the layer."""
+        """`X dW^T`, by which the output of the layer changes.
+
+        Args:
+            inputs: X [..., k], the input of the layer.
+            output: [..., d], its output.
+
+        Returns:
+            [..., d] in the dtype of `output`.
+        """
         rows = inputs.reshape(-1, inputs.shape[-1]).to(torch.float32)
-        projected = rows @ self.sketch.entries.to(torch.float32).t() * self.sketch.scale
+        projected = rows @ self.layer.entries.to(torch.float32).t() * self.layer.scale
         change = -(projected @ self.direction.to(torch.float32).t()).view(output.shape)
         if self.rate:
-            bias = self.sketch.module.bias
+            bias = self.layer.module.bias
             change = change - self.rate * (output if bias is None else output - bias)
         return change.to(output.dtype)
 
 
 @contextmanager
 def injected_update(changes: Iterable[Change]) -> Iterator[None]:
-    """Forward passes as they will be after the update."""
+    """Within it, forward passes are those of the model after the update.
+
+    Args:
+        changes: the change of each sketched layer.
+    """
 
     def add(change: Change, inputs: Tensor, output: Tensor) -> Tensor:
         return output + change.of_output(inputs, output)
@@ -60,7 +70,11 @@ def injected_update(changes: Iterable[Change]) -> Iterator[None]:
 
 @contextmanager
 def injected_tangents(changes: Iterable[Change]) -> Iterator[None]:
-    """Forward passes whose tangents are the derivative along the update."""
+    """Within it, forward passes carry tangents: derivatives along the update, by forward-mode AD.
+
+    Args:
+        changes: the change of each sketched layer.
+    """
 
     def add(change: Change, inputs: Tensor, output: Tensor) -> Tensor:
         primal, tangent = fwAD.unpack_dual(output)
@@ -85,7 +99,7 @@ def _hooked(
         return hook
 
     handles = [
-        change.sketch.module.register_forward_hook(hook_for(change), with_kwargs=True)
+        change.layer.module.register_forward_hook(hook_for(change), with_kwargs=True)
         for change in changes
     ]
     try:
@@ -93,66 +107,3 @@ def _hooked(
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def float32_weights(
-    model: nn.Module, residual: Callable[[Tensor], Tensor | None]
-) -> Iterator[None]:
-    """Forward passes in fp32, with exact masters, of a model in bf16.
-
-    In bf16 the change of a small update drowns in rounding. Each module's own parameters are in
-    fp32 while it runs, so that a second copy of the model never exists.
-
-    Args:
-        model: whose forward passes.
-        residual: of a weight, from `RowAdam.residual`.
-    """
-    widened = [
-        _Widened(module, residual)
-        for module in model.modules()
-        if any(p.dtype != torch.float32 for p in module.parameters(recurse=False))
-    ]
-    try:
-        yield
-    finally:
-        for one in widened:
-            one.remove()
-
-
-class _Widened:
-    """Hooks that give a module fp32 parameters of its own while it runs."""
-
-    def __init__(self, module: nn.Module, residual: Callable[[Tensor], Tensor | None]) -> None:
-        # Looked up now: sharded weights are other tensors while their module runs.
-        self._low = {
-            name: (parameter, low)
-            for name, parameter in module.named_parameters(recurse=False)
-            if (low := residual(parameter)) is not None
-        }
-        self._saved: list[tuple[nn.Parameter, Tensor]] = []
-        # Inside the hooks of FSDP: after its gathering, before its freeing.
-        self._handles = [
-            module.register_forward_pre_hook(self._widen),
-            module.register_forward_hook(self._restore, prepend=True),
-        ]
-
-    def _widen(self, module: nn.Module, _: Any) -> None:
-        for name, parameter in module.named_parameters(recurse=False):
-            data = parameter.data
-            self._saved.append((parameter, data))
-            if name in self._low:
-                parameter.data = join(data, whole(*self._low[name]))
-            else:
-                parameter.data = data.to(torch.float32)
-
-    def _restore(self, *_: Any) -> None:
-        while self._saved:
-            parameter, data = self._saved.pop()
-            parameter.data = data
-
-    def remove(self) -> None:
-        """Also where an error, or Ctrl-C, ended a forward pass."""
-        for handle in self._handles:
-            handle.remove()
-        self._restore()

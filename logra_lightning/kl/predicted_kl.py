@@ -1,66 +1,42 @@
-r"""The KL change of a step, predicted before it is taken and measured without taking it.
+r"""The KL of a step, predicted to second order before it is made (row 5 of docs/method.md).
 
-Rows 5 and 6 of the method. With z the logits, T the temperature and dz the derivative of z along
-the update, a step of scale a costs per completion token
+With z the logits, T the temperature and dz the derivative of z along the update of scale 1, a step
+of scale a changes the policy by a KL of
 
 .. math:: a^2 q, \qquad q = \mathrm{mean}\ \tfrac12 \mathrm{Var}_{\mathrm{softmax}(z/T)}(dz/T)
 
-nats, to second order. `measured_kl` gives the KL of the very update, to all orders.
+nats per completion token.
 
 Source: LoGRA, arXiv 2610.06647.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor, nn
 
 from logra_lightning.distributed.sharding import squared_norms
-from logra_lightning.kl.inject import Change, injected_tangents, injected_update
-
-
-@dataclass(frozen=True)
-class KLProbe:
-    """Completion tokens on which the KL of a step is taken.
-
-    Args:
-        model: that is run; errors name its modules.
-        forwards: each runs the model on some of the tokens and returns the final hidden states
-            [T, H] at the positions that predict them.
-        logits: [n, H] hidden states to [n, V] logits, divided by the temperature.
-        prepared: what must hold while the model runs and `logits` is used, such as plain attention.
-        mismatch: mean of rollout logprobs minus logprobs over the step's tokens, in nats, or None.
-    """
-
-    model: nn.Module
-    forwards: Sequence[Callable[[], Tensor]]
-    logits: Callable[[Tensor], Tensor]
-    prepared: Callable[[], AbstractContextManager[None]] = nullcontext
-    mismatch: float | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """Of the model; a rank without rollouts has no hidden states to tell it."""
-        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
-
-    @torch.no_grad()
-    def hidden(self, changes: Sequence[Change] = ()) -> list[Tensor]:
-        """Final hidden states, as they are or with an update injected."""
-        with self.prepared(), injected_update(changes):
-            return [forward() for forward in self.forwards]
+from logra_lightning.kl.inject import Change, injected_tangents
+from logra_lightning.kl.kl_probe import KLProbe
 
 
 @torch.no_grad()
 def tangents(probe: KLProbe, changes: Sequence[Change]) -> list[tuple[Tensor, Tensor]]:
-    """Hidden states [T, H] and their derivatives along the update, in one pass of forward-mode AD.
+    """Hidden states and their exact derivatives along the update, by forward-mode AD.
+
+    Args:
+        probe: the tokens, and how to run the model on them.
+        changes: the update, of scale 1.
+
+    Returns:
+        For each of `probe.forwards` the hidden states [T, H] and their derivatives [T, H].
 
     Raises:
-        NotImplementedError: an operation has no forward-mode derivative.
+        NotImplementedError: an operation of the model has no forward-mode derivative.
     """
     pairs = []
     with probe.prepared(), injected_tangents(changes), _named_errors(probe.model):
@@ -74,33 +50,40 @@ def tangents(probe: KLProbe, changes: Sequence[Change]) -> list[tuple[Tensor, Te
 def finite_differences(
     probe: KLProbe, changes: Sequence[Change], *, step: float
 ) -> list[tuple[Tensor, Tensor]]:
-    """As `tangents`, from two plain forward passes: central differences.
+    """As `tangents`, but approximate, by central differences of two plain forward passes.
 
     Args:
-        probe: where.
-        changes: the update.
-        step: how much of the update; see `difference_step`.
+        probe: the tokens, and how to run the model on them.
+        changes: the update, of scale 1.
+        step: step scale of the two passes, forwards and backwards; see `difference_step`.
+
+    Returns:
+        For each of `probe.forwards` the hidden states [T, H] and their derivatives [T, H].
     """
     up, down = (
-        probe.hidden([Change(c.sketch, c.direction * h, c.rate * h) for c in changes])
+        probe.hidden([Change(c.layer, c.direction * h, c.rate * h) for c in changes])
         for h in (step, -step)
     )
     return [((a + b) / 2, (a - b) / (2 * step)) for a, b in zip(up, down, strict=True)]
 
 
 def difference_step(changes: Sequence[Change]) -> float:
-    """How much of an update changes the weights by a thousandth.
+    """The step scale at which an update has a thousandth of the norm of the weights.
 
-    Smaller ones drown in rounding: norms and softmax are computed in fp32 whatever the model's
-    dtype. The norm of `D A` is estimated by that of D.
+    A difference over less is mostly rounding: models compute norms and softmax in fp32, whatever
+    their dtype. The norm of `D A` is estimated from that of D, the entries of A being
+    `+-1 / sqrt(r)`.
+
+    Args:
+        changes: the update, of scale 1.
     """
     update = sum(
-        square * change.sketch.module.in_features * change.sketch.scale**2
+        square * change.layer.module.in_features * change.layer.scale**2
         for change, square in zip(
             changes, squared_norms([c.direction for c in changes]), strict=True
         )
     )
-    weights = sum(squared_norms([change.sketch.module.weight for change in changes]))
+    weights = sum(squared_norms([change.layer.module.weight for change in changes]))
     return 1e-3 * (weights / update) ** 0.5 if update > 0 and weights > 0 else 1.0
 
 
@@ -108,12 +91,15 @@ def difference_step(changes: Sequence[Change]) -> float:
 def predicted_kl(
     probe: KLProbe, pairs: Sequence[tuple[Tensor, Tensor]], *, chunk_tokens: int = 64
 ) -> Tensor:
-    """[2] fp64: the sum of `1/2 Var(dz / T)` over all tokens, and their number.
+    r"""The sum of :math:`\tfrac12 \mathrm{Var}(dz/T)` over the tokens; over their number it is q.
 
     Args:
-        probe: gives the logits.
-        pairs: hidden states and their tangents.
-        chunk_tokens: tokens whose logits exist at the same time.
+        probe: turns hidden states into logits.
+        pairs: hidden states [T, H] and their derivatives [T, H], from `tangents`.
+        chunk_tokens: number of tokens whose logits [chunk_tokens, V] exist at a time.
+
+    Returns:
+        [2] fp64: the sum in nats, and the number of tokens.
     """
     total = torch.zeros((), dtype=torch.float64, device=probe.device)
     count = 0
@@ -127,39 +113,19 @@ def predicted_kl(
 
 
 def half_variance(logits: Tensor, tangent: Tensor) -> Tensor:
-    """[n] fp64, `1/2 Var_softmax(z)(dz)` of each row of [n, V]."""
+    r""":math:`\tfrac12 \mathrm{Var}_{\mathrm{softmax}(z)}(dz)` of each row.
+
+    Args:
+        logits: z [n, V].
+        tangent: dz [n, V].
+
+    Returns:
+        [n] fp64, nats.
+    """
     p = torch.softmax(logits.to(torch.float64), dim=-1)
     dz = tangent.to(torch.float64)
     centered = dz - (p * dz).sum(dim=-1, keepdim=True)
     return (p * centered.square()).sum(dim=-1) / 2
-
-
-@torch.no_grad()
-def measured_kl(
-    probe: KLProbe, old: Sequence[Tensor], new: Sequence[Tensor], *, chunk_tokens: int = 64
-) -> Tensor:
-    """[2] fp64: the sum of KL(old || new) over all tokens in nats, and their number.
-
-    Args:
-        probe: gives the logits.
-        old: hidden states before the update.
-        new: the same with the update injected.
-        chunk_tokens: tokens whose logits exist at the same time.
-    """
-    total = torch.zeros((), dtype=torch.float64, device=probe.device)
-    count = 0
-    for before, after in zip(old, new, strict=True):
-        for a, b in zip(before.split(chunk_tokens), after.split(chunk_tokens), strict=True):
-            total += kl_divergence(probe.logits(a), probe.logits(b)).sum()
-            count += a.shape[0]
-    return torch.stack([total, total.new_tensor(count)])
-
-
-def kl_divergence(logits: Tensor, other: Tensor) -> Tensor:
-    """[n] fp64, KL(softmax(z) || softmax(z')) in nats of each row of [n, V]."""
-    log_p = torch.log_softmax(logits.to(torch.float64), dim=-1)
-    log_q = torch.log_softmax(other.to(torch.float64), dim=-1)
-    return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
 
 
 def _drop_last(modules: list[nn.Module]) -> None:
@@ -168,7 +134,7 @@ def _drop_last(modules: list[nn.Module]) -> None:
 
 @contextmanager
 def _named_errors(model: nn.Module) -> Iterator[None]:
-    """Name the module in which forward-mode AD ends."""
+    """Within it, the error of an operation without a derivative names the module it is in."""
     running: list[nn.Module] = []
     enter = nn.modules.module.register_module_forward_pre_hook(lambda m, _: running.append(m))
     leave = nn.modules.module.register_module_forward_hook(lambda *_: _drop_last(running))
@@ -186,21 +152,3 @@ def _named_errors(model: nn.Module) -> Iterator[None]:
     finally:
         enter.remove()
         leave.remove()
-
-
-@torch.no_grad()
-def first_not_finite(probe: KLProbe) -> str:
-    """Name of the first module of the model whose output is not finite; empty where all are."""
-    found: list[str] = []
-    names = {module: name for name, module in probe.model.named_modules()}
-
-    def look(module: nn.Module, _: object, output: object) -> None:
-        if isinstance(output, Tensor) and module in names and not torch.isfinite(output).all():
-            found.append(names[module])
-
-    handle = nn.modules.module.register_module_forward_hook(look)
-    try:
-        probe.hidden()
-    finally:
-        handle.remove()
-    return found[0] if found else ""

@@ -1,9 +1,9 @@
-"""AdamW: beside sketches inside `RowAdam`, and alone as the dense baseline."""
+"""AdamW: for the weights beside the sketches in `RowAdam`, and alone as the dense baseline."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim import AdamW
 from torch.optim.adamw import adamw
 
 from logra_lightning.distributed.sharding import local
-from logra_lightning.optim.state import go_on_with
+from logra_lightning.optim.state import load_groups_
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class AdamWOptions:
 
     Args:
         lr: learning rate.
-        betas: decay of the first and second moment.
+        betas: decay of the first and of the second moment.
         eps: added to the root of the second moment.
-        weight_decay: decoupled.
+        weight_decay: decoupled weight decay.
     """
 
     lr: float = 1e-6
@@ -34,10 +34,15 @@ class AdamWOptions:
     weight_decay: float = 0.0
 
 
-def adamw_state(param: Parameter) -> dict[str, Tensor]:
-    """Moments in fp32, a counter, and an fp32 `master` where the weight is not fp32.
+# Inside RowAdam.
 
-    Of a sharded weight, of the rows that are held.
+
+def adamw_state(param: Parameter) -> dict[str, Tensor]:
+    """The state of a dense weight before its first step; of a sharded one, of the rows held here.
+
+    Returns:
+        `step` [] fp32 on the CPU; the moments `exp_avg` and `exp_avg_sq`, fp32 in the shape of the
+        weight; and of a weight that is not fp32 its fp32 `master`.
     """
     held = local(param)
     state = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
@@ -52,24 +57,24 @@ def adamw_state(param: Parameter) -> dict[str, Tensor]:
 def adamw_step_(
     group: Mapping[str, Any], states: Mapping[Tensor, dict[str, Tensor]], clip: float
 ) -> None:
-    """One step of the group's parameters that have a gradient, in place.
+    """Make one AdamW step, in place, for the parameters of a group that have a gradient.
 
     Args:
-        group: `params`, `lr`, `betas`, `eps`, `weight_decay`.
-        states: from `adamw_state`, by parameter.
-        clip: multiplies the gradients.
+        group: `params` and the fields of `AdamWOptions`.
+        states: parameter to its state, from `adamw_state`.
+        clip: factor that gradients are multiplied by.
     """
     params = [p for p in group["params"] if p.grad is not None]
     own = [states[p] for p in params]
     held = [local(p) for p in params]
-    masters = [s.get("master", p) for p, s in zip(held, own, strict=True)]
+    masters = [state.get("master", p) for p, state in zip(held, own, strict=True)]
     adamw(
         masters,
         [local(p.grad).to(torch.float32) * clip for p in params],
-        [s["exp_avg"] for s in own],
-        [s["exp_avg_sq"] for s in own],
+        [state["exp_avg"] for state in own],
+        [state["exp_avg_sq"] for state in own],
         [],
-        [s["step"] for s in own],
+        [state["step"] for state in own],
         amsgrad=False,
         beta1=group["betas"][0],
         beta2=group["betas"][1],
@@ -83,31 +88,36 @@ def adamw_step_(
             weight.copy_(master)
 
 
+# The dense baseline.
+
+
 class DenseAdamW(AdamW):
-    """torch's AdamW, whose hyper-parameters stay those of now when it loads a checkpoint.
+    """torch's AdamW, which loads the state of a checkpoint but keeps the options of this run.
 
     Attributes:
-        overruled: as in `RowAdam`.
+        overruled: after loading, options that differ from those in the checkpoint, as in `RowAdam`.
     """
 
     overruled: dict[str, tuple[object, object]]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """State as saved; hyper-parameters as they are now."""
+        """Load moments and step counters; of the options, only what a scheduler made of `lr`."""
         own = [group.copy() for group in self.param_groups]
         super().load_state_dict(state_dict)
-        self.overruled = {}
-        for group, before, saved in zip(
-            self.param_groups, own, state_dict["param_groups"], strict=True
-        ):
-            params = group["params"]
-            changed = go_on_with(before, saved)
-            group.update(before, params=params)
-            self.overruled |= {f"model.adamw {name}": v for name, v in changed.items()}
+        labels = ["model.adamw"] * len(own)
+        self.overruled = load_groups_(own, state_dict["param_groups"], labels)
+        for group, before in zip(self.param_groups, own, strict=True):
+            group.update(before, params=group["params"])
 
 
 def dense_adamw(params: Sequence[Parameter], options: AdamWOptions, strategy: str) -> AdamW:
-    """AdamW on all of `params`; says that it is not the sketched way, and what it loses."""
+    """AdamW on all of `params`; logs that nothing is sketched, and warns where bf16 loses updates.
+
+    Args:
+        params: the parameters to train.
+        options: options of AdamW.
+        strategy: name of the strategy's class, for the log.
+    """
     rank_zero_info(
         f"{strategy} has no sketches: AdamW trains {sum(p.numel() for p in params):,} weights "
         f"densely."
@@ -117,19 +127,18 @@ def dense_adamw(params: Sequence[Parameter], options: AdamWOptions, strategy: st
             "AdamW updates bf16 weights here, where small updates vanish in rounding: use "
             "trainer.precision=bf16-mixed, or a sketching strategy, which keeps exact masters"
         )
-    return DenseAdamW(
-        params,
-        lr=options.lr,
-        betas=options.betas,
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-    )
+    return DenseAdamW(params, **asdict(options))
 
 
 def clip_gradients_(params: Sequence[Parameter], max_norm: float | None) -> Tensor:
-    """Clip the norm of all gradients together; returns what it was, [] fp32.
+    """Clip the norm of all gradients together; returns the norm before clipping, [] fp32.
 
-    Gradients that are all zero are taken away: AdamW would move the weights by its moments alone.
+    When all gradients are zero they are set to None, since AdamW would move weights without a
+    gradient by the moments of earlier steps.
+
+    Args:
+        params: parameters with their gradients.
+        max_norm: largest norm; None does not clip.
 
     Raises:
         RuntimeError: the norm is not finite.

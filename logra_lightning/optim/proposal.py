@@ -1,4 +1,4 @@
-"""`Proposal`: a step as it would be, before its scale is known."""
+"""`Proposal`: a step before it is made, whose scale callbacks set, or which they call off."""
 
 from __future__ import annotations
 
@@ -9,22 +9,41 @@ from torch import Tensor
 
 from logra_lightning.sketch.bank import SketchedLayer
 
-_ROUNDING = 1e-5  # of the usual gradient
+# A gradient this small, as a fraction of the usual one, is what rounding leaves of zero.
+_ROUNDING = 1e-5
 
 
-@dataclass(frozen=True)
+@dataclass
 class Proposal:
-    """What a step would do before its step scale.
+    """A step as `RowAdam` would make it, and what callbacks decide about it.
+
+    `RowAdam.propose` makes it and `RowAdam.step` ends it. Between the two a callback may set
+    `scale`, or call `skip` or `reject`::
+
+        proposal = optimizer.propose()
+        proposal.scale = 0.5
+
+    What the step does is decided by the first of these that holds:
+
+    - *skipped*: `problem` is not empty. No weight and no moment changes, and the step counts in
+      `RowAdam.skipped_steps`.
+    - *rejected*: `is_rejected`. Nothing changes, and the step counts in `RowAdam.rejected_steps`.
+    - *zero*: `is_zero`. Nothing changes.
+    - *committed*: weights move by `scale` times the direction, and moments become `row_moments`.
 
     Args:
-        row_scales: name to c [d] fp64; the direction is `D = c * S`, row by row.
-        row_moments: name to v [d] fp32 after this step.
-        decay_rate: weights are multiplied by `1 - step_scale * decay_rate` before the merge.
-        grad_norm: Frobenius norm of the gradient of all trained weights before clipping; the
-            sketched part is estimated by its sketches, without bias in the square.
-        problem: why the step cannot be made, such as the name of a weight whose gradient is not
-            finite; else empty.
-        usual_norm: what the row moments say of the gradient of earlier steps; 0 at the first.
+        row_scales: name of a layer to c [d] fp64. Both rules only scale the rows of the sketch, so
+            the direction is `D = c * S`, row by row.
+        row_moments: name of a layer to its row moment v [d] fp32 after the step.
+        decay_rate: weights are multiplied by `1 - scale * decay_rate` before the direction is
+            subtracted.
+        grad_norm: norm of the gradient of all trained weights before clipping. The sketched part
+            is the norm of the sketches, whose square is right on average.
+        problem: why the step cannot be made, for example which weight's gradient is not finite;
+            empty when it can.
+        usual_norm: norm of the gradient of earlier steps, by the row moments; 0 at the first step.
+        scale: the step scale, which multiplies the direction and the decay rate.
+        is_rejected: whether `reject` was called.
     """
 
     row_scales: dict[str, Tensor]
@@ -33,20 +52,40 @@ class Proposal:
     grad_norm: float
     problem: str = ""
     usual_norm: float = 0.0
+    scale: float = 1.0
+    is_rejected: bool = False
+
+    def skip(self, reason: str) -> None:
+        """Let the step change nothing because something is not finite; the first reason is kept.
+
+        Args:
+            reason: what is not finite and where, for the warning.
+        """
+        self.problem = self.problem or reason
+
+    def reject(self) -> None:
+        """Let the step change nothing because it would go too far."""
+        self.is_rejected = True
 
     @property
     def is_zero(self) -> bool:
-        """Whether there is no gradient but rounding: the step changes nothing, moments included.
+        """Whether the gradient is zero but for rounding.
 
-        Rules that normalize would make as long a step of what is left when every token is clipped.
+        When the loss clips every token, rounding leaves a tiny gradient. A rule that normalizes
+        would make a step of full length of it.
         """
         return self.grad_norm <= _ROUNDING * self.usual_norm
 
-    def direction(self, sketch: SketchedLayer) -> Tensor:
-        """D [d, r] fp32 of one weight."""
-        scale = self.row_scales[sketch.name] * sketch.scale
-        return sketch.total * scale.to(torch.float32)[:, None]
+    @property
+    def is_committed(self) -> bool:
+        """Whether the step changes weights and moments, as things stand."""
+        return not (self.problem or self.is_rejected or self.is_zero)
 
-    def rounded_direction(self, sketch: SketchedLayer, step_scale: float) -> Tensor:
-        """D [d, r] bf16 times the step scale: what is merged and what engines get."""
-        return (self.direction(sketch) * step_scale).to(torch.bfloat16)
+    def direction(self, layer: SketchedLayer) -> Tensor:
+        """D [d, r] fp32 of one layer, before the step scale."""
+        scale = self.row_scales[layer.name] * layer.scale
+        return layer.total * scale.to(torch.float32)[:, None]
+
+    def rounded_direction(self, layer: SketchedLayer, step_scale: float) -> Tensor:
+        """`step_scale * D` [d, r] bf16 of one layer: what is merged at that scale and sent."""
+        return (self.direction(layer) * step_scale).to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""`RelativeRowAdam`: the paper's rule for the length and the shares of a step (row 4)."""
+"""`RelativeRowAdam`: the paper's rule for the direction (row 4 of docs/method.md)."""
 
 from __future__ import annotations
 
@@ -15,30 +15,39 @@ from logra_lightning.sketch.bank import SketchBank, SketchedLayer
 
 
 class RelativeRowAdam(RowAdam):
-    r"""The paper's rule: a step as long as a fixed fraction of the weights.
+    r"""The paper's rule: an update whose norm is a fixed fraction of that of the weights.
 
-    Rows are normalized by their moments, and each layer keeps its share:
+    Rows are divided by the roots of their moments. Then each layer is scaled back to the norm of
+    its sketch, and all layers are multiplied by one factor:
 
     .. math::
         u = 1 / (\sqrt{\hat v} + \epsilon\, \mathrm{mean}(\sqrt{\hat v})), \qquad
-        D = u \odot S \cdot \|S\|_F / \|u \odot S\|_F, \qquad
+        D = \mathrm{factor} \cdot u \odot S \cdot \|S\|_F / \|u \odot S\|_F
+
+    The factor is such that, with sums over all sketched layers,
+
+    .. math::
         \sqrt{\textstyle\sum \|D A\|_F^2} = \mathrm{ratio} \cdot \sqrt{\textstyle\sum \|W\|_F^2}
 
-    where the last line fixes one factor for all layers. It is found without the dense update:
-    :math:`\|S A\|_F^2 = \langle S (A A^T), S \rangle`.
+    :math:`D A` is never computed for it: :math:`\|S A\|_F^2 = \langle S (A A^T), S \rangle`.
 
     Source: LoGRA, arXiv 2610.06647.
 
     Args:
-        params: as in `RowAdam`.
-        sketches: as in `RowAdam`.
-        adamw: as in `RowAdam`.
-        max_grad_norm: as in `RowAdam`; with this rule it only bounds what enters the row moments.
-        max_skipped_steps: as in `RowAdam`.
-        update_ratio: norm of a step of scale 1 over the norm of the sketched weights. A scheduler
-            changes it like a learning rate.
+        params: all parameters of the model, as in `RowAdam`.
+        sketches: the sketches, as in `RowAdam`.
+        adamw: options for the weights that are not sketched.
+        max_grad_norm: clip the norm of the whole gradient to this value; None does not clip. The
+            length of an update is `update_ratio` either way; clipping only bounds what one step
+            adds to the row moments, and the gradients that AdamW gets.
+        max_skipped_steps: number of steps in a row that may be skipped, as in `RowAdam`.
+        update_ratio: norm of an update of step scale 1, divided by the norm of all sketched
+            weights. A learning-rate scheduler changes it like `lr`.
         beta2: decay of the row moments.
-        eps: relative to the mean root of the row moments of a weight.
+        eps: added to the roots of a layer's row moments, as a fraction of their mean.
+
+    Raises:
+        ValueError: a value is out of range, or a sketched weight is not among `params`.
     """
 
     def __init__(
@@ -71,20 +80,21 @@ class RelativeRowAdam(RowAdam):
     ) -> dict[str, Tensor]:
         group = self.param_groups[0]
         scales, update = {}, 0.0
-        for sketch in self.sketches:
-            square, root = squares[sketch.name], roots[sketch.name]
+        for layer in self.sketches:
+            square, root = squares[layer.name], roots[layer.name]
             u = 1.0 / (root + group["eps"] * root.mean())
             length = (u.square() * square).sum()
             scale = u * (square.sum() / length).sqrt()
-            scale = torch.where(square > 0, scale, 0.0)  # a zero sketch, or row, does not move
-            scales[sketch.name] = scale
-            update += (scale.square() * _row_update_squares(sketch)).sum().item()
-        weights = sum(squared_norms([sketch.module.weight for sketch in self.sketches]))
+            # A row of zeros does not move; of a sketch of zeros the scale would be NaN.
+            scale = torch.where(square > 0, scale, 0.0)
+            scales[layer.name] = scale
+            update += (scale.square() * _row_update_squares(layer)).sum().item()
+        weights = sum(squared_norms([layer.module.weight for layer in self.sketches]))
         factor = group["lr"] * math.sqrt(weights / update) if update > 0 else 0.0
         return {name: scale * factor for name, scale in scales.items()}
 
 
-def _row_update_squares(sketch: SketchedLayer) -> Tensor:
-    """Squared norms of the rows of `S A` [d] fp64, by the r x r Gram matrix."""
-    rows = ((sketch.total @ sketch.gram()) * sketch.total).sum(dim=1)
-    return rows.to(torch.float64).clamp_min(0.0) * sketch.scale**2
+def _row_update_squares(layer: SketchedLayer) -> Tensor:
+    """Squared norms of the rows of `S A`, [d] fp64, by the Gram matrix `A A^T` [r, r]."""
+    rows = ((layer.total @ layer.gram()) * layer.total).sum(dim=1)
+    return rows.to(torch.float64).clamp_min(0.0) * layer.scale**2

@@ -1,7 +1,9 @@
 """The method on plain torch: projections, sketches, and the factors that are merged.
 
-Symbols: W [d, k] weight, X [N, k] input, H [N, d] output gradient, A [r, k] projection,
-S = H^T X A^T [d, r] sketch, D [d, r] direction. Source: arXiv 2610.06647.
+Symbols (docs/method.md draws them): W [d, k] weight, X [N, k] input and H [N, d] gradient of the
+output for N tokens, A [r, k] projection, S = H^T X A^T [d, r] sketch, D [d, r] direction.
+
+Source: LoGRA, arXiv 2610.06647.
 """
 
 from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, SketchedLayer, find_targets

@@ -1,8 +1,8 @@
-"""`SketchBank`: the sums `S [d, r]` of all sketched weights in one flat fp32 buffer (row 2).
+"""`SketchBank`: the sketches `S [d, r]` of all sketched weights (row 2 of docs/method.md).
 
-One buffer, so that ranks agree by one reduction. The bank knows which projections hold; who fills
-it is `capture`, who reads it is `RowAdam`, who says when a step begins is the strategy and the
-`SketchAccumulation` callback.
+They lie in one flat fp32 buffer, so that several processes add them up with one reduction. The
+bank also holds the projections of the current step. `SketchCapture` fills it, `RowAdam` reads it;
+the strategy and the `SketchAccumulation` callback say when a step begins.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class SketchedLayer:
     """One sketched weight.
 
     Args:
-        name: of the weight's module, without wrapper parts.
-        module: the linear layer.
-        total: [d, r] fp32 view of the bank's buffer: `S * sqrt(r)`, since the capture multiplies
-            by the bare entries.
-        entries: [r, k], the projection times `sqrt(r)`; int8 signs or fp32.
-        scale: `1 / sqrt(r)`, which turns `total` into S and `entries` into A.
+        name: the module's name, without the parts that wrappers insert.
+        module: the linear layer, whose weight W is [d, k].
+        total: [d, r] fp32, a view of the bank's buffer that holds `S * sqrt(r)`: the capture
+            multiplies by `entries`, not by A.
+        entries: [r, k], `A * sqrt(r)`; int8 signs, or fp32 where the projection is gaussian.
+        scale: `1 / sqrt(r)`. `total * scale` is S and `entries * scale` is A.
     """
 
     name: str
@@ -57,6 +57,11 @@ class SketchedLayer:
         """A [r, k] fp32, a new tensor."""
         return self.entries.to(torch.float32) * self.scale
 
+    def row_squares(self) -> Tensor:
+        """Squared norms of the rows of S, [d] fp64."""
+        rows = torch.linalg.vector_norm(self.total, dim=1, dtype=torch.float32)
+        return rows.to(torch.float64).square() * self.scale**2
+
     def gram(self) -> Tensor:
         """`A A^T` [r, r] fp32."""
         entries = self.entries.to(torch.float32)
@@ -64,14 +69,20 @@ class SketchedLayer:
 
 
 def find_targets(root: nn.Module, targets: Sequence[str] = DEFAULT_TARGETS) -> dict[str, nn.Linear]:
-    """The linear layers to sketch: canonical module name to module, in the order of the model.
+    """The linear layers to sketch: name to module, in the order of the model.
+
+    For example `targets=["q_proj"]` finds `model.layers.0.self_attn.q_proj` and the `q_proj` of
+    every other layer.
 
     Args:
-        root: usually the `LightningModule`.
-        targets: last parts of module names, such as `q_proj`.
+        root: the module to search, usually the `LightningModule`.
+        targets: last parts of the names of the layers, such as `q_proj`.
+
+    Returns:
+        Names without the parts that wrappers insert, and their linear layers.
 
     Raises:
-        ValueError: a target that no linear layer has, or one that is an embedding or the head.
+        ValueError: no linear layer has that name, or it is an embedding or the output head.
     """
     if not targets:
         raise ValueError("targets is empty: name at least one, such as q_proj")
@@ -119,22 +130,28 @@ def _embeddings_and_heads(root: nn.Module) -> set[nn.Module]:
 
 
 class SketchBank:
-    """All sketches of a model.
+    """The sketches of all sketched layers of a model.
+
+    With weights [9, 12] and [7, 9] and rank 4 the buffer `flat` has (9 + 7) * 4 = 64 elements:
+    the first 36 are `total [9, 4]` of the first layer, the other 28 `total [7, 4]` of the second.
+
+    Iterating gives every `SketchedLayer`; `sketches[name]` gives one.
 
     Args:
-        modules: canonical name to linear layer, from `find_targets`.
-        rank: r, columns of every sketch.
+        modules: name to linear layer, from `find_targets`.
+        rank: r, the number of columns of every sketch.
         seed: base seed of the projections.
-        projection: `rademacher` or `gaussian`.
-        device: where sketches and projections live.
+        projection: `rademacher` (random signs) or `gaussian`.
+        device: where sketches and projections are kept.
 
     Attributes:
-        step: number of the step that accumulates, None before the first.
-        refresh_every: steps for which a projection holds.
-        draw: `step // refresh_every`, which fixes the projections.
+        flat: [sum of d * r] fp32, the buffer of all sums.
+        step: number of the step whose microbatches are being summed, None before the first.
+        refresh_every: number of steps for which a projection is kept.
+        draw: `step // refresh_every`; equal draws have equal projections.
 
     Raises:
-        ValueError: a rank below 1 or above the in_features of a target.
+        ValueError: `rank` is below 1 or above the in_features of a layer.
     """
 
     def __init__(
@@ -146,7 +163,7 @@ class SketchBank:
         projection: str = "rademacher",
         device: torch.device,
     ) -> None:
-        check_rank(modules, rank)
+        _check_rank(modules, rank)
         self.rank = rank
         self.seed = seed
         self.refresh_every = 1
@@ -157,19 +174,19 @@ class SketchBank:
         self.flat = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
         views = self.flat.split(sizes)
         empty = torch.empty(0, dtype=torch.int8, device=device)
-        self._sketches = {
+        self._layers = {
             name: SketchedLayer(name, module, view.view(-1, rank), empty, 1.0 / math.sqrt(rank))
             for (name, module), view in zip(modules.items(), views, strict=True)
         }
 
     def begin_step(self, step: int) -> None:
-        """Start optimizer step `step`: sums to zero, projections as they hold for this step.
+        """Begin a step: set the sums to zero and draw new projections when it is time for them.
 
-        Nothing happens when that step has already begun, so it is safe to call this again while
-        microbatches accumulate.
+        With `refresh_every = 2`, steps 0 and 1 use draw 0, steps 2 and 3 use draw 1. A call for
+        the step that has already begun does nothing, so it cannot lose microbatches.
 
         Args:
-            step: number of optimizer steps completed so far.
+            step: number of optimizer steps made before this one.
         """
         if step == self.step:
             return
@@ -177,15 +194,15 @@ class SketchBank:
         self.flat.zero_()
         draw = step // self.refresh_every
         if draw != self.draw:
-            for sketch in self:
-                key = projection_key(self.seed, draw, sketch.name)
-                sketch.entries = PROJECTIONS[self.projection](
-                    key, self.rank, sketch.module.in_features, device=self.flat.device
+            for layer in self:
+                key = projection_key(self.seed, draw, layer.name)
+                layer.entries = PROJECTIONS[self.projection](
+                    key, self.rank, layer.module.in_features, device=self.flat.device
                 )
             self.draw = draw
 
     def require_step(self) -> None:
-        """Raise RuntimeError when no step has begun."""
+        """Raise RuntimeError before the first step has begun, when no projection exists yet."""
         if self.step is None:
             raise RuntimeError(
                 "no step has begun, so no projection holds: add the SketchAccumulation callback "
@@ -194,32 +211,31 @@ class SketchBank:
             )
 
     def fingerprint(self) -> str:
-        """Tells banks apart that hold other weights or other projections, 16 hex digits."""
+        """16 hex digits, which are equal where names, shapes, rank and projections are equal."""
         digest = hashlib.blake2b(digest_size=8)
-        for sketch in self:
-            digest.update(f"{sketch.name} {tuple(sketch.module.weight.shape)} {self.rank}".encode())
-            corner = sketch.entries[:4, :64].to(device="cpu", dtype=torch.float32)
+        for layer in self:
+            digest.update(f"{layer.name} {tuple(layer.module.weight.shape)} {self.rank}".encode())
+            corner = layer.entries[:4, :64].to(device="cpu", dtype=torch.float32)
             digest.update(corner.numpy().tobytes())
         return digest.hexdigest()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all sums and projections."""
-        projections = sum(s.entries.nbytes for s in self)
+        """Bytes of all sums and projections together."""
+        projections = sum(layer.entries.nbytes for layer in self)
         return self.flat.nbytes + projections
 
     def __iter__(self) -> Iterator[SketchedLayer]:
-        return iter(self._sketches.values())
+        return iter(self._layers.values())
 
     def __len__(self) -> int:
-        return len(self._sketches)
+        return len(self._layers)
 
     def __getitem__(self, name: str) -> SketchedLayer:
-        return self._sketches[name]
+        return self._layers[name]
 
 
-def check_rank(modules: dict[str, nn.Linear], rank: int) -> None:
-    """Raise ValueError, naming the narrowest target, when a sketch of this rank makes no sense."""
+def _check_rank(modules: dict[str, nn.Linear], rank: int) -> None:
     name, module = min(modules.items(), key=lambda item: item[1].in_features)
     if not 1 <= rank <= module.in_features:
         raise ValueError(

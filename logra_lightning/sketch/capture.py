@@ -1,8 +1,10 @@
-"""Forward hooks that turn a backward pass into sketches, without the dense gradient.
+"""`SketchCapture`: forward hooks by which a backward pass fills the sketches.
 
-A frozen linear layer keeps no input for its weight's sake; the hook keeps `X A^T [N, r]` instead
-and, when the output gradient `H [N, d]` arrives, adds `H^T (X A^T)` to the sketch (row 2). Saving
-goes through autograd, so non-reentrant activation checkpointing recomputes it like the rest.
+Autograd keeps the input X [N, k] of a linear layer only to compute the gradient of its weight. A
+frozen weight has none, so X is not kept. The hook keeps `X A^T [N, r]` instead; when the gradient
+H [N, d] of the layer's output arrives, it adds `H^T (X A^T)` to the sketch (row 2 of
+docs/method.md). `X A^T` is saved through autograd, so non-reentrant activation checkpointing drops
+and recomputes it like any other activation.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from logra_lightning.sketch.bank import SketchBank, SketchedLayer
 
 
 class _AddToSketch(torch.autograd.Function):
-    """Identity on the layer's output; its backward adds to the sketch."""
+    """Returns the layer's output unchanged; its backward adds to the sketch."""
 
     @staticmethod
     def forward(
@@ -25,7 +27,7 @@ class _AddToSketch(torch.autograd.Function):
     ) -> Tensor:
         ctx.total = total
         ctx.save_for_backward(projected)
-        # The very tensor, and not a view of it: what follows may change it in place.
+        # Return this tensor and not a view of it: the next layer may change it in place.
         ctx.mark_dirty(output)
         return output
 
@@ -38,39 +40,39 @@ class _AddToSketch(torch.autograd.Function):
 
 @torch.no_grad()
 def _add_product_(total: Tensor, grad: Tensor, projected: Tensor) -> None:
-    """`total [d, r] += grad [N, d]^T projected [N, r]`, summed in fp32."""
+    """Add `grad^T projected` to `total` [d, r] fp32, for grad [N, d] and projected [N, r]."""
     if grad.dtype == projected.dtype == torch.float32:
         total.addmm_(grad.t(), projected)
     elif grad.is_cuda and grad.dtype == projected.dtype:
-        # fp32 out of the tensor cores, instead of a copy of both operands in fp32.
+        # The tensor cores add up bf16 products in fp32, without a fp32 copy of both operands.
         total.add_(torch.mm(grad.t(), projected, out_dtype=torch.float32))
     else:
         total.addmm_(grad.t().to(torch.float32), projected.to(torch.float32))
 
 
 class SketchCapture:
-    """Hooks on every sketched layer of a bank, until `remove`.
+    """Hooks on all sketched layers, which stay until `remove` is called.
 
-    Freeze the weights before training; the hooks work the same on weights that are not frozen,
-    but then the dense gradient exists as well.
+    Freeze the sketched weights before training. On weights that are not frozen the hooks work the
+    same, but autograd computes the dense gradients as well.
 
     Args:
-        bank: whose modules are hooked and whose sums are filled.
+        sketches: the layers to hook, and the sums that the hooks fill.
     """
 
-    def __init__(self, bank: SketchBank) -> None:
-        self._bank = bank
-        # A graph edge for layers whose input does not require a gradient: with frozen embeddings
-        # backward would never visit the first ones.
+    def __init__(self, sketches: SketchBank) -> None:
+        self._sketches = sketches
+        # Requires a gradient, so that backward also visits the first layers: with frozen embeddings
+        # their input requires none.
         self._anchor = torch.zeros(
-            (), dtype=torch.float32, device=bank.flat.device, requires_grad=True
+            (), dtype=torch.float32, device=sketches.flat.device, requires_grad=True
         )
         self._handles: list[RemovableHandle] = [
-            sketch.module.register_forward_hook(self._hook_for(sketch), with_kwargs=True)
-            for sketch in bank
+            layer.module.register_forward_hook(self._hook_for(layer), with_kwargs=True)
+            for layer in sketches
         ]
 
-    def _hook_for(self, sketch: SketchedLayer) -> Any:
+    def _hook_for(self, layer: SketchedLayer) -> Any:
         def hook(
             module: nn.Module,
             args: tuple[Tensor, ...],
@@ -79,19 +81,19 @@ class SketchCapture:
         ) -> Tensor | None:
             if not torch.is_grad_enabled():
                 return None
-            self._bank.require_step()
+            self._sketches.require_step()
             with torch.no_grad(), torch.autocast(output.device.type, enabled=False):
-                # Signs are exact in any dtype, gaussian entries in fp32 alone.
-                exact = torch.float32 if sketch.entries.is_floating_point() else output.dtype
+                # Signs are exact in every dtype, gaussian entries only in fp32.
+                exact = torch.float32 if layer.entries.is_floating_point() else output.dtype
                 inputs = args[0] if args else kwargs["input"]
                 inputs = inputs.reshape(-1, inputs.shape[-1]).to(exact)
-                projected = inputs @ sketch.entries.to(exact).t()  # [N, r]
-            return _AddToSketch.apply(output, projected, sketch.total, self._anchor)
+                projected = inputs @ layer.entries.to(exact).t()  # [N, r]
+            return _AddToSketch.apply(output, projected, layer.total, self._anchor)
 
         return hook
 
     def remove(self) -> None:
-        """Take the hooks off; the model is as it was."""
+        """Take the hooks off again."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -1,4 +1,4 @@
-"""`Factors`: one update as everyone merges it, trainer and engines alike (rows 8 and 9)."""
+"""`Factors`: one update as trainer and engines merge it (rows 8 and 9 of docs/method.md)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from logra_lightning.sketch.projection import PROJECTIONS, projection_key
 
 @dataclass(frozen=True)
 class Factors:
-    """One update of all sketched weights: `W <- decay * W - D A` for each.
+    """One update of all sketched weights: `W <- decay * W - D A` for each of them.
+
+    A is not stored: whoever merges makes it again from `seed`, `draw` and the layer's name.
 
     Args:
-        version: optimizer steps completed before this one.
+        version: number of optimizer steps made before this one.
         seed: base seed of the projections.
-        draw: which draw of the projections the update belongs to.
+        draw: number of the draw of projections that the update was made with.
         projection: `rademacher` or `gaussian`.
-        decay: scalar that multiplies every sketched weight first, in fp32.
-        directions: name of the weight's module to D [d, r] bf16, step scale included; empty where
-            the step changed nothing.
+        decay: every sketched weight is multiplied by it first, in fp32.
+        directions: name of the layer to D [d, r] bf16, already multiplied by the step scale; empty
+            when the step changed nothing.
     """
 
     version: int
@@ -33,11 +35,20 @@ class Factors:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all directions."""
+        """Bytes of all directions together."""
         return sum(d.nbytes for d in self.directions.values())
 
     def entries(self, name: str, in_features: int, *, device: torch.device) -> Tensor:
-        """[r, k] of one weight: the projection times sqrt(r)."""
+        """`A * sqrt(r)` of one layer, made from the seed.
+
+        Args:
+            name: the layer, a key of `directions`.
+            in_features: k, its number of inputs.
+            device: where to make it; the bits do not depend on it.
+
+        Returns:
+            [r, k], int8 signs or fp32.
+        """
         key = projection_key(self.seed, self.draw, name)
         rank = self.directions[name].shape[1]
         return PROJECTIONS[self.projection](key, rank, in_features, device=device)

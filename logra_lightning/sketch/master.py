@@ -1,7 +1,9 @@
-"""Exact fp32 masters in four bytes: a bf16 weight and an int16 residual (decision 5.5).
+"""`split` and `join`: an fp32 master weight as a bf16 weight and an int16 residual, bit for bit.
 
-The weight that the model computes with is the high half; the residual holds what bf16 cannot, so
-small updates add up instead of drowning in rounding.
+The model computes with the bf16 weight. The residual holds the low 16 bits that bf16 has no room
+for, so updates smaller than a step of bf16 add up instead of being rounded away. Together they
+take four bytes, no more than the fp32 master alone. For example the master 1.001953125
+(0x3F804000) is the weight 1.0 (0x3F80) and the residual 0x4000.
 """
 
 from __future__ import annotations
@@ -13,10 +15,14 @@ from torch import Tensor
 def split(master: Tensor) -> tuple[Tensor, Tensor]:
     """A bf16 weight and an int16 residual that together hold every bit of `master`.
 
-    Rounds half away from zero. Rounding half to even would overflow the residual on some ties.
+    The weight is rounded to nearest, ties away from zero. Torch rounds ties to even, which on some
+    ties leaves a residual of 32,768, one more than int16 holds.
 
     Args:
-        master: fp32, any shape.
+        master: [...] fp32.
+
+    Returns:
+        The weight [...] bf16 and the residual [...] int16.
     """
     weight = torch.empty_like(master, dtype=torch.bfloat16)
     residual = torch.empty_like(master, dtype=torch.int16)
@@ -25,7 +31,7 @@ def split(master: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def split_(master: Tensor, weight: Tensor, residual: Tensor) -> None:
-    """As `split`, into the given tensors; `master` is used up."""
+    """As `split`, but writes into `weight` and `residual`, and overwrites `master`."""
     bits = master.view(torch.int32)
     residual.copy_(bits)  # keeps the low 16 bits
     bits.add_(0x8000).bitwise_right_shift_(16)
@@ -33,6 +39,6 @@ def split_(master: Tensor, weight: Tensor, residual: Tensor) -> None:
 
 
 def join(weight: Tensor, residual: Tensor) -> Tensor:
-    """The fp32 master of a bf16 weight and its int16 residual; the inverse of `split`."""
+    """The fp32 master [...] of a bf16 weight and its int16 residual: the inverse of `split`."""
     bits = weight.view(torch.int16).to(torch.int32)
     return bits.bitwise_left_shift_(16).add_(residual.to(torch.int32)).view(torch.float32)

@@ -1,8 +1,12 @@
-"""`merge_`: `W <- decay * W - D A`, with the same bits wherever it is done (row 8, decision 5.5).
+"""`merge_`: `W <- decay * W - D A` with the same bits everywhere (row 8 of docs/method.md).
 
-A GEMM's bits depend on its shape. So the product is made tile by tile on a grid that is anchored in
-the whole weight: whoever holds all of it, some rows, some columns or a fused copy ends with the
-same bits. The rest is elementwise, one rounding at a time, and may be cut in any way.
+The bits of a matrix product depend on its shape: a few rows computed alone can differ from the same
+rows of the whole product. So `D A` is computed in tiles that start at multiples of `TILE` in the
+whole weight. A weight with 5000 rows has tiles of rows 0-2047, 2048-4095 and 4096-4999, and columns
+are cut alike. A shard that holds rows 2500-4999 computes the last two tiles whole, with zeros for
+the rows 2048-2499 that it lacks, and keeps its own rows. So a process with the whole weight, with
+some rows, with some columns, or with a fused copy ends with the same bits. What follows the product
+is elementwise, and its bits do not depend on how it is cut.
 """
 
 from __future__ import annotations
@@ -15,11 +19,11 @@ from torch import Tensor
 from logra_lightning.sketch.master import join, split_
 from logra_lightning.sketch.precision import full_precision
 
-# Large enough that most matrices of small models are one tile, small enough that no fp32 copy of a
-# large matrix ever exists.
+# Rows and columns of a tile. Most matrices of small models are one tile, and of a large matrix
+# there is never a whole copy in fp32 (one tile is 16 MiB).
 TILE = 2048
 
-# Elements that a CPU works on at a time, so that the passes over them stay in its cache.
+# Elements that a CPU subtracts at a time: 1 MiB in fp32, so that they stay in its cache.
 _CHUNK = 1 << 18
 
 
@@ -34,19 +38,22 @@ def merge_(
     origin: tuple[int, int] = (0, 0),
     shape: tuple[int, int] | None = None,
 ) -> None:
-    """`W <- decay * W - D A` in fp32, in place, for a whole weight or a block of it.
+    """Compute `W <- decay * W - D A` in fp32, in place, for a whole weight or a block of one.
+
+    For example the second half of a weight [5000, 4096] is merged with `weight` [2500, 4096],
+    `origin=(2500, 0)` and `shape=(5000, 4096)`.
 
     Args:
-        weight: [d, k] fp32, or bf16 together with `residual`.
-        direction: D [d, r] bf16, of the rows of `weight`.
-        entries: [r, k], the projection times sqrt(r), of the columns of `weight`.
-        decay: scalar applied first.
-        residual: [d, k] int16, low half of the master of a bf16 weight.
-        origin: row and column of the first element of `weight` in the whole weight.
-        shape: of the whole weight; that of `weight` when left out.
+        weight: [d, k] fp32, or bf16 together with `residual`; the whole weight or a block of it.
+        direction: D [d, r] bf16, the rows that belong to the rows of `weight`.
+        entries: [r, k], `A * sqrt(r)`, the columns that belong to the columns of `weight`.
+        decay: the weight is multiplied by it before the subtraction.
+        residual: [d, k] int16, the low 16 bits of a bf16 weight's fp32 master.
+        origin: row and column in the whole weight where `weight` begins.
+        shape: rows and columns of the whole weight; None where `weight` is the whole.
 
     Raises:
-        ValueError: a bf16 weight without a residual, or another dtype.
+        ValueError: `weight` is neither fp32 nor bf16 with a residual.
     """
     if weight.dtype != (torch.float32 if residual is None else torch.bfloat16):
         raise ValueError(
@@ -70,7 +77,14 @@ def merge_(
 
 
 def _tiles(origin: int, length: int, total: int) -> Iterator[tuple[slice, slice, int]]:
-    """Along one dimension: part of what is held, its place in the tile, size of the tile."""
+    """The tiles that a block touches along one dimension.
+
+    A block of 2500 rows that begins at row 2500 of 5000 gives (0:1596, 452:2048, 2048) and
+    (1596:2500, 0:904, 904).
+
+    Yields:
+        Slice of the block, where that slice lies in its tile, and the size of the tile.
+    """
     for start in range(origin // TILE * TILE, origin + length, TILE):
         size = min(TILE, total - start)
         first, last = max(start, origin), min(start + size, origin + length)

@@ -1,4 +1,4 @@
-"""`full_precision`: fp32 matrix products, whatever the user or Lightning chose."""
+"""`full_precision`: matrix products in full fp32, whatever the Trainer or torch is set to."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """No autocast, no TF32 and no bf16 passes.
+    """Within it, fp32 matrix products use neither autocast nor TF32 nor bf16.
 
     Args:
-        device: that computes.
+        device: where the products are computed.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")

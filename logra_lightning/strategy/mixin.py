@@ -46,7 +46,7 @@ class SketchMixin(Strategy):
         options: of the strategy behind it; most are given by the Trainer.
 
     Attributes:
-        sketches: the bank during `fit`, else None.
+        sketches: the `SketchBank` during `fit`, else None.
         shards_weights: whether each rank holds a part of the weights only, so that ranks must make
             forward passes together.
     """

@@ -113,7 +113,7 @@ def test_the_second_check_waits_for_a_step_that_moved(
     class Reject(Callback):
         def on_before_optimizer_step(self, trainer: Trainer, module: Any, optimizer: Any) -> None:
             if trainer.global_step == 0:
-                optimizer.reject()
+                optimizer.propose().reject()
 
     with caplog.at_level("INFO", logger=LOGGER):
         module = policy(engine=CopyEngine())

@@ -1,4 +1,4 @@
-"""KLBudget: the schedule, what a step may cost, what is not finite, and what survives a resume."""
+"""KLBudget: what a step may cost, what is not finite, and what survives a resume."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from logra_lightning import PolicyModule, RelativeRowAdam, Reward, RowAdam, SketchAccumulation
 from logra_lightning.callbacks import KLBudget, WeightSync
-from logra_lightning.callbacks.kl_budget import Schedule
 from logra_lightning.kl import KLProbe
+from logra_lightning.kl.budget import Schedule
+from logra_lightning.kl.measured_kl import StepKL
 from tests.copy_engine import CopyEngine
 from tests.runs import data, policy, trainer, weights
 
@@ -51,23 +52,6 @@ def run(
     module = module or policy(group_size=8)
     fitted.fit(module, datamodule=data(tmp_path), ckpt_path=ckpt_path)
     return record
-
-
-# The schedule.
-
-
-def test_both_ends_of_the_schedule_are_reached() -> None:
-    for shape in ("cosine", "linear"):
-        schedule = Schedule(2e-4, 2e-5, 300, shape)  # type: ignore[arg-type]
-        assert schedule(0) == pytest.approx(2e-4, rel=1e-12)
-        assert schedule(299) == pytest.approx(2e-5, rel=1e-12)
-        assert schedule(5000) == schedule(299)
-        values = [schedule(n) for n in range(300)]
-        assert values == sorted(values, reverse=True)
-    assert Schedule(2e-4, 2e-5, 301, "cosine")(150) == pytest.approx(1.1e-4)
-    assert Schedule(2e-4, 2e-5, 301, "linear")(75) == pytest.approx(2e-4 - 1.8e-4 / 4)
-    assert Schedule(2e-4, 2e-5, 300, "constant")(299) == 2e-4
-    assert Schedule(2e-4, 2e-5, 1, "cosine")(0) == 2e-5
 
 
 class EveryStep(KLBudget):
@@ -210,22 +194,27 @@ def test_an_update_that_stays_too_large_is_rejected(tmp_path: Path) -> None:
     assert budget.state_dict() == {"mismatch": None}
 
 
-def test_weights_change_once_and_the_engine_sees_no_trial(tmp_path: Path) -> None:
+def test_weights_change_once_and_the_engine_sees_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = CopyEngine()
     seen: list[Tensor] = []
+    measure = StepKL.measure
 
-    class Look(KLBudget):
-        def _fit(self, step: Any, scale: float, budget: float) -> Any:
-            module = step.probe.model
-            fitted = super()._fit(step, scale, budget)
-            seen.append(module.get_parameter("model.layers.0.mlp.up_proj.weight").clone())
-            return fitted
+    def measure_and_look(self: StepKL, scale: float) -> float:
+        measured = measure(self, scale)
+        model = self.probe.model
+        seen.append(model.get_parameter("model.layers.0.mlp.up_proj.weight").clone())
+        return measured
 
+    monkeypatch.setattr(StepKL, "measure", measure_and_look)
     start = policy()
     run(tmp_path, KLBudget(), start, steps=1, limit_train_batches=0)
-    run(tmp_path, Look(), policy(group_size=8, engine=engine), steps=1, callbacks=[WeightSync()])
+    module = policy(group_size=8, engine=engine)
+    run(tmp_path, KLBudget(), module, steps=1, callbacks=[WeightSync()])
     name = "policy.model.layers.0.mlp.up_proj.weight"
-    assert torch.equal(seen[0], weights(start)[name])
+    assert seen
+    assert all(torch.equal(weight, weights(start)[name]) for weight in seen)
     assert [call for call in engine.calls if call != "sleep"] == ["load", "merge"]
 
 
@@ -240,8 +229,8 @@ class PoisonStep(Callback):
 
     def on_before_backward(self, trainer: Trainer, module: Any, loss: Tensor) -> None:
         if trainer.global_step in self.steps:
-            bank = trainer.strategy.sketches  # type: ignore[attr-defined]
-            bank["policy.model.layers.1.self_attn.v_proj"].total[0, 0] = math.nan
+            sketches = trainer.strategy.sketches  # type: ignore[attr-defined]
+            sketches["policy.model.layers.1.self_attn.v_proj"].total[0, 0] = math.nan
 
 
 def test_a_step_with_nan_changes_nothing_but_the_count(tmp_path: Path) -> None:
@@ -312,21 +301,10 @@ def test_equal_rewards_are_no_step(tmp_path: Path) -> None:
 # The mismatch between engine and trainer.
 
 
-def test_the_mismatch_is_subtracted_down_to_half() -> None:
-    budget = KLBudget(mismatch_subtraction=True, mismatch_weight=0.5)
-    assert budget._less_mismatch(1e-4, 2e-5) == pytest.approx(8e-5)
-    budget._remember(2e-5)
-    assert budget._less_mismatch(1e-4, 4e-5) == pytest.approx(1e-4 - 3e-5)
-    budget._remember(4e-5)
-    assert budget.state_dict() == {"mismatch": pytest.approx(3e-5)}
-    assert budget._less_mismatch(1e-4, -1.0) == pytest.approx(1e-4 - 1.5e-5)  # not below zero
-    assert budget._less_mismatch(1e-4, 1.0) == pytest.approx(5e-5)
-    assert budget._less_mismatch(1e-4, None) == pytest.approx(7e-5)
-    assert budget._less_mismatch(1e-4, math.nan) == pytest.approx(7e-5)
-    assert KLBudget()._less_mismatch(1e-4, 1.0) == 1e-4
-
-
-def test_the_module_tells_the_mismatch_with_its_sign(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("subtraction", "left"), [(True, 0.04), (False, 0.05)])
+def test_the_mismatch_is_subtracted_with_its_sign_where_that_is_asked_for(
+    tmp_path: Path, subtraction: bool, left: float
+) -> None:
     class Shifted(CopyEngine):
         def generate(self, *args: Any, **kwargs: Any) -> Any:
             groups = super().generate(*args, **kwargs)
@@ -335,10 +313,10 @@ def test_the_module_tells_the_mismatch_with_its_sign(tmp_path: Path) -> None:
                     completion.logprobs.add_(0.01)
             return groups
 
-    budget = KLBudget(start=0.05, end=0.05, mismatch_subtraction=True)
+    budget = KLBudget(start=0.05, end=0.05, mismatch_subtraction=subtraction)
     module = policy(engine=Shifted(), group_size=8)
     record = run(tmp_path, budget, module, steps=1, callbacks=[WeightSync()])
-    assert record["kl/budget"] == pytest.approx([0.04], rel=1e-3)
+    assert record["kl/budget"] == pytest.approx([left], rel=1e-3)
     assert budget.state_dict()["mismatch"] == pytest.approx(0.01, rel=1e-3)
 
 

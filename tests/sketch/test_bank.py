@@ -53,32 +53,32 @@ def test_wrapped_modules_keep_their_names() -> None:
 
 
 def test_sketches_are_views_of_one_buffer(pair: Pair) -> None:
-    bank = SketchBank(find_targets(pair, ["q_proj", "o_proj"]), 4, device=CPU)
-    bank.flat.fill_(1.0)
-    assert bank.flat.numel() == (9 + 7) * 4
-    assert all((s.total == 1).all() for s in bank)
-    bank.begin_step(0)
-    assert (bank.flat == 0).all()
-    assert bank.nbytes == (9 + 7) * 4 * 4 + (12 + 9) * 4
+    sketches = SketchBank(find_targets(pair, ["q_proj", "o_proj"]), 4, device=CPU)
+    sketches.flat.fill_(1.0)
+    assert sketches.flat.numel() == (9 + 7) * 4
+    assert all((s.total == 1).all() for s in sketches)
+    sketches.begin_step(0)
+    assert (sketches.flat == 0).all()
+    assert sketches.nbytes == (9 + 7) * 4 * 4 + (12 + 9) * 4
 
 
 def test_a_step_begins_once(pair: Pair) -> None:
-    bank = SketchBank(find_targets(pair, ["q_proj"]), 4, device=CPU)
-    bank.begin_step(5)
-    bank.flat.fill_(1.0)
-    bank.begin_step(5)
-    assert (bank.flat == 1).all()
-    bank.begin_step(6)
-    assert (bank.flat == 0).all()
+    sketches = SketchBank(find_targets(pair, ["q_proj"]), 4, device=CPU)
+    sketches.begin_step(5)
+    sketches.flat.fill_(1.0)
+    sketches.begin_step(5)
+    assert (sketches.flat == 1).all()
+    sketches.begin_step(6)
+    assert (sketches.flat == 0).all()
 
 
 def test_projections_hold_for_refresh_every_steps(pair: Pair) -> None:
-    bank = SketchBank(find_targets(pair, ["q_proj"]), 4, seed=9, device=CPU)
-    bank.refresh_every = 2
+    sketches = SketchBank(find_targets(pair, ["q_proj"]), 4, seed=9, device=CPU)
+    sketches.refresh_every = 2
     drawn = []
     for step in range(5):
-        bank.begin_step(step)
-        drawn.append(bank["q_proj"].entries)
+        sketches.begin_step(step)
+        drawn.append(sketches["q_proj"].entries)
     expected = [rademacher(projection_key(9, d, "q_proj"), 4, 12, device=CPU) for d in range(3)]
     assert [next(i for i, e in enumerate(expected) if torch.equal(e, x)) for x in drawn] == [
         0,

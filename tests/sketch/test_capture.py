@@ -44,17 +44,19 @@ def sketching(
     modules = find_targets(model)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    bank = SketchBank(modules, rank, seed=5, projection=projection, device=CPU)
-    bank.begin_step(2)
-    return bank, SketchCapture(bank)
+    sketches = SketchBank(modules, rank, seed=5, projection=projection, device=CPU)
+    sketches.begin_step(2)
+    return sketches, SketchCapture(sketches)
 
 
-def assert_sketches_are(bank: SketchBank, gradients: dict[str, Tensor], tolerance: float) -> None:
-    for sketch in bank:
-        a = sketch.entries.to(torch.float64) / bank.rank**0.5
-        expected = gradients[sketch.name].to(torch.float64) @ a.t()
-        error = (sketch.sketch.to(torch.float64) - expected).abs().max() / expected.abs().max()
-        assert error < tolerance, sketch.name
+def assert_sketches_are(
+    sketches: SketchBank, gradients: dict[str, Tensor], tolerance: float
+) -> None:
+    for layer in sketches:
+        a = layer.entries.to(torch.float64) / sketches.rank**0.5
+        expected = gradients[layer.name].to(torch.float64) @ a.t()
+        error = (layer.sketch.to(torch.float64) - expected).abs().max() / expected.abs().max()
+        assert error < tolerance, layer.name
 
 
 @pytest.mark.parametrize("projection", ["rademacher", "gaussian"])
@@ -65,41 +67,41 @@ def test_sketch_is_the_dense_gradient_times_the_projection(
 ) -> None:
     tokens = tokens_of(6)
     gradients = dense_gradients(llama, tokens)
-    bank, _ = sketching(llama, projection=projection)
+    sketches, _ = sketching(llama, projection=projection)
     if checkpointing:
         llama.train()
         checkpoint_activations_(llama)
     for part in tokens.chunk(microbatches):
         loss_of(llama, part).backward()
-    assert_sketches_are(bank, gradients, 1e-5)
+    assert_sketches_are(sketches, gradients, 1e-5)
     assert all(p.grad is None for p in llama.parameters())
 
 
 def test_sketch_in_bf16_is_within_rounding(llama: LlamaForCausalLM) -> None:
     tokens = tokens_of(6)
     gradients = dense_gradients(llama, tokens)
-    bank, _ = sketching(llama.to(torch.bfloat16))
+    sketches, _ = sketching(llama.to(torch.bfloat16))
     loss_of(llama, tokens).backward()
     # bf16 keeps 8 bits: a few percent after a forward and backward pass of two layers.
-    assert_sketches_are(bank, gradients, 0.1)
-    assert bank.flat.dtype == torch.float32
+    assert_sketches_are(sketches, gradients, 0.1)
+    assert sketches.flat.dtype == torch.float32
 
 
 def test_sketch_under_autocast_is_within_rounding(llama: LlamaForCausalLM) -> None:
     tokens = tokens_of(6)
     gradients = dense_gradients(llama, tokens)
-    bank, _ = sketching(llama)
+    sketches, _ = sketching(llama)
     with torch.autocast("cpu", torch.bfloat16):
         loss = loss_of(llama, tokens)
     loss.backward()
-    assert_sketches_are(bank, gradients, 0.1)
+    assert_sketches_are(sketches, gradients, 0.1)
 
 
 def test_only_the_projected_input_is_kept(pair: Pair) -> None:
     pair.requires_grad_(False)
-    bank = SketchBank(find_targets(pair, ["q_proj"]), 2, device=CPU)
-    bank.begin_step(0)
-    SketchCapture(bank)
+    sketches = SketchBank(find_targets(pair, ["q_proj"]), 2, device=CPU)
+    sketches.begin_step(0)
+    SketchCapture(sketches)
     saved: list[tuple[int, ...]] = []
     x = torch.randn(5, 12, generator=torch.Generator().manual_seed(0))
     with torch.autograd.graph.saved_tensors_hooks(
@@ -112,7 +114,7 @@ def test_only_the_projected_input_is_kept(pair: Pair) -> None:
 def test_checkpointing_keeps_no_projected_input_of_the_first_forward(
     llama: LlamaForCausalLM,
 ) -> None:
-    _bank, _ = sketching(llama, rank=13)
+    _sketches, _ = sketching(llama, rank=13)
     llama.train()
     checkpoint_activations_(llama)
     kept: list[tuple[int, ...]] = []
@@ -135,15 +137,15 @@ def test_state_dict_and_outputs_do_not_change(llama: LlamaForCausalLM) -> None:
 
 
 def test_no_gradient_no_sketch(llama: LlamaForCausalLM) -> None:
-    bank, _ = sketching(llama)
+    sketches, _ = sketching(llama)
     with torch.no_grad():
         loss_of(llama, tokens_of(2))
-    assert (bank.flat == 0).all()
+    assert (sketches.flat == 0).all()
 
 
 def test_forward_before_the_first_step_says_what_is_missing(pair: Pair) -> None:
-    bank = SketchBank(find_targets(pair, ["q_proj"]), 2, device=CPU)
-    SketchCapture(bank)
+    sketches = SketchBank(find_targets(pair, ["q_proj"]), 2, device=CPU)
+    SketchCapture(sketches)
     with pytest.raises(RuntimeError, match="add the SketchAccumulation callback"):
         pair(torch.zeros(1, 12))
 
@@ -156,24 +158,24 @@ def test_what_follows_may_change_the_output_in_place_and_inputs_may_have_names()
     dense = copy.deepcopy(layers["up_proj"])
     torch.relu_(dense(x)).square().sum().backward()
     layers.requires_grad_(False)
-    bank = SketchBank(find_targets(layers, ["up_proj"]), 5, device=CPU)
-    bank.begin_step(0)
-    SketchCapture(bank)
+    sketches = SketchBank(find_targets(layers, ["up_proj"]), 5, device=CPU)
+    sketches.begin_step(0)
+    SketchCapture(sketches)
     torch.relu_(layers["up_proj"](input=x)).square().sum().backward()
-    assert_sketches_are(bank, {"up_proj": dense.weight.grad}, 1e-5)
+    assert_sketches_are(sketches, {"up_proj": dense.weight.grad}, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gaussian_entries_are_not_rounded(dtype: torch.dtype) -> None:
     layers = torch.nn.ModuleDict({"up_proj": torch.nn.Linear(64, 4, bias=False, dtype=dtype)})
     layers.requires_grad_(False)
-    bank = SketchBank(find_targets(layers, ["up_proj"]), 8, projection="gaussian", device=CPU)
-    bank.begin_step(0)
-    SketchCapture(bank)
+    sketches = SketchBank(find_targets(layers, ["up_proj"]), 8, projection="gaussian", device=CPU)
+    sketches.begin_step(0)
+    SketchCapture(sketches)
     x = torch.eye(64, dtype=dtype)  # so that X A^T is A^T itself
     layers["up_proj"](x)[:, 0].sum().backward()
-    row = bank["up_proj"].total[0]
-    torch.testing.assert_close(row, bank["up_proj"].entries.sum(dim=1), rtol=1e-5, atol=1e-5)
+    row = sketches["up_proj"].total[0]
+    torch.testing.assert_close(row, sketches["up_proj"].entries.sum(dim=1), rtol=1e-5, atol=1e-5)
 
 
 def test_head_and_embeddings_may_train_densely_beside_sketches() -> None:
@@ -181,10 +183,12 @@ def test_head_and_embeddings_may_train_densely_beside_sketches() -> None:
     tokens = tokens_of(4)
     reference = copy.deepcopy(model)
     loss_of(reference, tokens).backward()
-    bank, _ = sketching(model)
+    sketches, _ = sketching(model)
     model.model.embed_tokens.weight.requires_grad_(True)
     loss_of(model, tokens).backward()
     torch.testing.assert_close(
         model.model.embed_tokens.weight.grad, reference.model.embed_tokens.weight.grad
     )
-    assert_sketches_are(bank, {n: m.weight.grad for n, m in find_targets(reference).items()}, 1e-5)
+    assert_sketches_are(
+        sketches, {n: m.weight.grad for n, m in find_targets(reference).items()}, 1e-5
+    )

@@ -29,8 +29,8 @@ class Own(LightningModule):
         for _ in range(self.steps_per_batch):
             for part in batch.chunk(2):
                 self.manual_backward(self.net(part).square().sum())
-            bank = self.trainer.strategy.sketches
-            self.seen.append((bank.step, bank.draw, bank.flat.clone()))
+            sketches = self.trainer.strategy.sketches
+            self.seen.append((sketches.step, sketches.draw, sketches.flat.clone()))
             self.optimizers().step()
 
     def configure_optimizers(self) -> Any:
@@ -138,7 +138,7 @@ def test_frozen_copies_are_not_sketched(tmp_path: Path) -> None:
             self.names: list[str] = []
 
         def on_train_start(self) -> None:
-            self.names = [sketch.name for sketch in self.trainer.strategy.sketches]
+            self.names = [layer.name for layer in self.trainer.strategy.sketches]
 
     module = WithReference()
     run(module, tmp_path)

@@ -1,0 +1,65 @@
+"""`KLProbe`: completion tokens on which the KL of a step is predicted and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from logra_lightning.kl.inject import Change, injected_update
+
+
+@dataclass(frozen=True)
+class KLProbe:
+    """Some completion tokens of a step, and how to run the model on them.
+
+    `forwards` may be empty in a process that has no rollouts.
+
+    Args:
+        model: the model that `forwards` run; error messages name its modules.
+        forwards: functions without arguments. Each runs the model on a part of the tokens and
+            returns the final hidden states [T, H] at the T positions that predict them.
+        logits: turns hidden states [n, H] into logits [n, V], divided by the temperature.
+        prepared: makes the context in which `forwards` and `logits` are called; `rollout_probe`
+            switches to plain attention there, which has forward-mode derivatives.
+        mismatch: mean of `rollout_logprobs - logprobs` over the tokens of the step, in nats; None
+            where it is not known.
+    """
+
+    model: nn.Module
+    forwards: Sequence[Callable[[], Tensor]]
+    logits: Callable[[Tensor], Tensor]
+    prepared: Callable[[], AbstractContextManager[None]] = nullcontext
+    mismatch: float | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The model's device; without rollouts no hidden state could tell it."""
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    @torch.no_grad()
+    def hidden(self, changes: Sequence[Change] = ()) -> list[Tensor]:
+        """Final hidden states [T, H] of each forward pass, with `changes` injected."""
+        with self.prepared(), injected_update(changes):
+            return [forward() for forward in self.forwards]
+
+
+@torch.no_grad()
+def first_not_finite(probe: KLProbe) -> str:
+    """Name of the first module of the model whose output is not finite, empty if there is none."""
+    found: list[str] = []
+    names = {module: name for name, module in probe.model.named_modules()}
+
+    def look(module: nn.Module, _: object, output: object) -> None:
+        if isinstance(output, Tensor) and module in names and not torch.isfinite(output).all():
+            found.append(names[module])
+
+    handle = nn.modules.module.register_module_forward_hook(look)
+    try:
+        probe.hidden()
+    finally:
+        handle.remove()
+    return found[0] if found else ""
