@@ -12,7 +12,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
 from logra_lightning.callbacks.weight_sync import WeightSync
-from logra_lightning.distributed.processes import of_all_processes
 from logra_lightning.kl.budget import (
     MismatchAverage,
     Schedule,
@@ -173,9 +172,8 @@ class KLBudget(Callback):
         module: Any = pl_module
         probe: KLProbe = module.kl_probe(self.probe_rollouts, self.probe_max_tokens)
         started = time.perf_counter()
-        mismatch = _mean_over_processes(probe.mismatch)
         if self.mismatch_subtraction:
-            budget = self._mismatch.subtracted_from(budget, mismatch)
+            budget = self._mismatch.subtracted_from(budget, probe.mismatch)
         step = StepKL(probe, proposal, optimizer.sketches)
         with exact_forwards(probe, optimizer.residual):
             q = step.predict(self.method)
@@ -197,7 +195,7 @@ class KLBudget(Callback):
             proposal.reject()
         else:
             proposal.scale = scale
-            self._mismatch.add(mismatch)
+            self._mismatch.add(probe.mismatch)
         self._log(pl_module, budget, scale * scale * q, measured, backtracks)
         pl_module.log("time/kl_s", time.perf_counter() - started)
         if self.bf16_every and trainer.global_step % self.bf16_every == 0:
@@ -239,11 +237,3 @@ class KLBudget(Callback):
                 f"the same weights, {floor:.1e}: updates are kept exactly, but rollouts and losses "
                 f"show them only once they have added up"
             )
-
-
-def _mean_over_processes(value: float | None) -> float | None:
-    """The mean of the values of all processes; None where there is none."""
-    if value is None:
-        return None
-    values = of_all_processes(value)
-    return sum(values) / len(values)

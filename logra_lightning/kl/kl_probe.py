@@ -25,8 +25,8 @@ class KLProbe:
         logits: turns hidden states [n, H] into logits [n, V], divided by the temperature.
         prepared: makes the context in which `forwards` and `logits` are called; `rollout_probe`
             switches to plain attention there, which has forward-mode derivatives.
-        mismatch: mean of `rollout_logprobs - logprobs` over the tokens of the step, in nats; None
-            where it is not known.
+        mismatch: mean of `rollout_logprobs - logprobs` over the tokens of the step in all
+            processes, in nats; None where it is not known. Every process must give the same value.
     """
 
     model: nn.Module
