@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -257,9 +256,3 @@ def test_a_class_of_another_kind_is_refused(
     with pytest.raises(SystemExit) as stop:
         with_model(monkeypatch, tmp_path, {"objective": options})
     assert stop.value.code == 2
-
-
-def test_the_readme_names_every_class() -> None:
-    readme = (ROOT / "README.md").read_text()
-    for name in " ".join(CHOICES.values()).split():
-        assert re.search(rf"`(objective\.)?{name}`", readme), name
