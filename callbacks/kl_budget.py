@@ -58,9 +58,9 @@ class KLBudget(Callback):
         end: KL budget of the last step of the schedule and of all steps after it, in nats per
             completion token.
         steps: number of steps in which the budget goes from `start` to `end`.
-        schedule: how the budget goes from `start` to `end`: `cosine`, `linear`, or `constant`, with
-            which it stays at `start`.
-        max_scale: largest step scale. A step is never made longer than this many times what the
+        schedule: how the budget goes from `start` to `end`: `cosine` or `linear`. With `constant`
+            it stays at `start`.
+        max_scale: largest step scale. An update is never longer than this many times what the
             optimizer proposes, however small its predicted KL.
         probe_rollouts: number of rollouts of the batch, in each process, on which the KL is
             predicted and measured.
@@ -69,14 +69,14 @@ class KLBudget(Callback):
             with the square of this length, since it uses plain attention.
         mismatch_subtraction: lower the budget of each step by the average mismatch between the
             logprobs of engine and trainer, but to no less than half of it.
-        mismatch_weight: weight of the newest mismatch in that moving average, above 0 and at most
-            1.
+        mismatch_weight: weight of the newest step in the moving average of the mismatch that
+            `mismatch_subtraction` uses, above 0 and at most 1.
         backtrack: shrink or reject an update whose measured KL is too large. If false, such an
             update is made all the same.
         tolerance: an update whose measured KL is above this many times the budget is shrunk and
             measured again.
-        max_backtracks: an update that was shrunk this many times and is still too large is
-            rejected.
+        max_backtracks: an update that was shrunk this many times and is still above the tolerance
+            is rejected: the step changes nothing.
         method: how the KL is predicted. `forward_ad` is exact; `finite_difference` is for models
             with an operation that has no forward-mode derivative, and takes two more forward
             passes.

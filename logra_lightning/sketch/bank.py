@@ -1,8 +1,8 @@
 """`SketchBank`: the sketches `S [d, r]` of all sketched weights (row 2 of docs/method.md).
 
-They lie in one flat fp32 buffer, so that several processes add them up with one reduction. The
-bank also holds the projections of the current step. `SketchCapture` fills it, `RowAdam` reads it;
-the strategy and the `SketchAccumulation` callback say when a step begins.
+They lie in one flat fp32 buffer, so that several processes add them up with one reduction, and
+beside them the projections of the current step. `SketchCapture` fills the sketches, `RowAdam` reads
+them; the strategy and the `SketchAccumulation` callback say when a step begins.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class SketchedLayer:
     Args:
         name: the module's name, without the parts that wrappers insert.
         module: the linear layer, whose weight W is [d, k].
-        total: [d, r] fp32, a view of the bank's buffer that holds `S * sqrt(r)`: the capture
-            multiplies by `entries`, not by A.
+        total: [d, r] fp32, a view of the buffer `SketchBank.flat`. It is `S * sqrt(r)`, since the
+            capture multiplies by `entries` and not by A.
         entries: [r, k], `A * sqrt(r)`; int8 signs, or fp32 where the projection is gaussian.
         scale: `1 / sqrt(r)`. `total * scale` is S and `entries * scale` is A.
     """

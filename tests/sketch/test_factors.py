@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("projection", ["rademacher", "gaussian"])
-def test_entries_are_those_of_the_bank(pair: Pair, projection: str) -> None:
+def test_entries_are_those_of_the_sketches(pair: Pair, projection: str) -> None:
     modules = find_targets(pair, ["q_proj", "o_proj"])
     sketches = SketchBank(modules, 5, seed=3, projection=projection, device=CPU)
     sketches.begin_step(4)
