@@ -9,6 +9,7 @@ travel with checkpoints.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,13 @@ class Advantage(ABC):
     @abstractmethod
     def __call__(self, rewards: Tensor) -> Tensor:
         """[P, G] fp32 rewards to [P, G] fp32 advantages."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to keep of it; empty for an advantage that remembers nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Continue with what `state_dict` returned when the checkpoint was saved."""
 
 
 class GRPO(Advantage):
@@ -168,11 +176,11 @@ class RunningBaseline(Advantage):
         rounding = _rounding(rewards.abs().amax().clamp_min(abs(baseline)))
         return advantages.masked_fill(advantages.abs() <= rounding, 0.0).to(torch.float32)
 
-    def state_dict(self) -> dict[str, float | None]:
+    def state_dict(self) -> dict[str, Any]:
         """The baseline."""
         return {"baseline": self.baseline}
 
-    def load_state_dict(self, state: dict[str, float | None]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with a saved baseline."""
         self.baseline = state["baseline"]
 
