@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from logra_lightning.callbacks.rollout_files import RolloutFiles
-from logra_lightning.types import Rollouts
+from logra_lightning.types import Rollouts, evenly_spaced
 
 _TEXTS = ("prompt", "completion")
 
@@ -128,7 +128,7 @@ class RolloutLogger(Callback):
             rows = _rows(module, rollouts.spread(shown), trainer.global_step)
         else:
             return
-        self._show(trainer, "rollout/samples", _spread(rows, shown))
+        self._show(trainer, "rollout/samples", rows, shown)
 
     def _is_turn(self, trainer: Trainer, every: int) -> bool:
         """Whether one of the batch's steps is step 1, 1 + `every` or so on."""
@@ -140,14 +140,18 @@ class RolloutLogger(Callback):
             return
         if self._files is not None:
             self._files.write(f"eval_{trainer.global_step}", rows)
-        self._show(trainer, "eval/samples", _spread(rows, self.num_samples))
+        self._show(trainer, "eval/samples", rows, self.num_samples)
 
-    def _show(self, trainer: Trainer, tag: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        if not rows or not trainer.is_global_zero:
+    def _show(
+        self, trainer: Trainer, tag: str, rows: Sequence[Mapping[str, Any]], count: int
+    ) -> None:
+        """Give `count` of the rows, evenly spaced, to the loggers that can show texts."""
+        chosen = [rows[i] for i in evenly_spaced(len(rows), count)]
+        if not chosen or not trainer.is_global_zero:
             return
         short = [
             {k: _short(v, self.max_chars) if isinstance(v, str) else v for k, v in row.items()}
-            for row in rows
+            for row in chosen
         ]
         for logger in trainer.loggers:
             table = getattr(logger, "log_table", getattr(logger, "log_text", None))
@@ -225,9 +229,3 @@ def _short(text: str, max_chars: int) -> str:
         return text
     head, tail = text[: (max_chars + 1) // 2], text[len(text) - max_chars // 2 :]
     return f"{head}\n[... {len(text) - max_chars} characters ...]\n{tail}"
-
-
-def _spread(rows: Sequence[Any], count: int) -> list[Any]:
-    """`count` of them, evenly spaced; all where there are fewer."""
-    count = min(count, len(rows))
-    return [rows[i * len(rows) // count] for i in range(count)]

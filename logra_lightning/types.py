@@ -172,10 +172,7 @@ class Rollouts:
 
     def spread(self, count: int) -> Rollouts:
         """`count` of the rollouts, evenly spaced; all where there are fewer."""
-        size = len(self)
-        if count >= size:
-            return self
-        return self.select([i * size // count for i in range(count)])
+        return self if count >= len(self) else self.select(evenly_spaced(len(self), count))
 
     def cut(self, max_tokens: int) -> Rollouts:
         """Completions cut off where prompt and completion reach `max_tokens`; one token stays."""
@@ -262,3 +259,12 @@ class Microbatch:
         lengths = self.lengths
         parts = values.split(lengths.tolist())
         return torch.stack([part.mean() for part in parts]).repeat_interleave(lengths)
+
+
+def evenly_spaced(size: int, count: int) -> list[int]:
+    """Positions of `count` items spread evenly over `size`: 4 of 10 are [0, 2, 5, 7].
+
+    All positions where `size` is smaller than `count`.
+    """
+    count = min(count, size)
+    return [i * size // count for i in range(count)]
