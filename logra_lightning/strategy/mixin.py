@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from logra_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
+from logra_lightning.distributed.gradients import sum_dense_gradients_
 from logra_lightning.distributed.processes import (
     num_processes,
     of_all_processes,
@@ -27,7 +28,6 @@ from logra_lightning.distributed.sharding import is_sharded
 from logra_lightning.optim.row_adam import RowAdam
 from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, find_targets
 from logra_lightning.sketch.capture import SketchCapture
-from logra_lightning.strategy.dense_gradients import sum_dense_gradients_
 from logra_lightning.strategy.parent_watch import exit_with_parent
 
 _SUPPORTED_PRECISION = ("32-true", "bf16-mixed", "bf16-true")
