@@ -119,8 +119,10 @@ class Rollouts:
         old_logprobs: B tensors of [n] fp32, nats, of each completion's tokens under the policy as
             it was when the batch began; None where it is the policy of this very step.
         reference_logprobs: the same under the frozen reference; None without one.
-        step_tokens: completion tokens of the optimizer step over all ranks; 0 where these are all.
-        step_rollouts: rollouts of it, likewise.
+        step_tokens: completion tokens that all processes together train in the optimizer step; None
+            where these rollouts are the whole step.
+        step_rollouts: rollouts that all processes together train in the optimizer step; None where
+            these are all of them.
     """
 
     prompt_ids: Sequence[list[int]]
@@ -132,8 +134,8 @@ class Rollouts:
     metrics: dict[str, float] = field(default_factory=dict)
     old_logprobs: Sequence[Tensor] | None = None
     reference_logprobs: Sequence[Tensor] | None = None
-    step_tokens: int = 0
-    step_rollouts: int = 0
+    step_tokens: int | None = None
+    step_rollouts: int | None = None
 
     def __post_init__(self) -> None:
         size = len(self.prompt_ids)

@@ -33,7 +33,9 @@ def pack(
     Raises:
         ValueError: a rollout longer than the budget.
     """
-    tokens = rollouts.step_tokens or rollouts.num_completion_tokens
+    tokens = rollouts.step_tokens
+    if tokens is None:
+        tokens = rollouts.num_completion_tokens
     if token_weights is None:
         token_weights = torch.full((len(rollouts),), 1 / max(tokens, 1), dtype=torch.float64)
     weights = token_weights.to(torch.float32)

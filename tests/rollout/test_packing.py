@@ -112,3 +112,11 @@ def test_the_step_of_all_ranks_is_the_denominator() -> None:
     (microbatch,) = packed(batch, 100)
     assert microbatch.token_weights.tolist() == pytest.approx([1 / 12] * 3)
     assert microbatch.num_completion_tokens == 12
+
+
+def test_rollouts_without_the_counts_of_a_step_are_the_whole_step() -> None:
+    batch = rollouts([[1]] * 2, [[5], [6, 7]])
+    assert (batch.step_tokens, batch.step_rollouts) == (None, None)
+    (microbatch,) = packed(batch, 100)
+    assert microbatch.token_weights.tolist() == pytest.approx([1 / 3] * 3)
+    assert microbatch.num_completion_tokens == 3
