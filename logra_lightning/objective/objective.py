@@ -47,6 +47,8 @@ class Objective:
             microbatch: the tokens.
             stats: gets what is logged.
         """
+        if len(logprobs) == 0:  # the other processes have one microbatch more than this one
+            return logprobs.sum()
         old = microbatch.old_logprobs if microbatch.old_logprobs is not None else logprobs.detach()
         correction = self._correct(old, microbatch, stats)
         corrected = logprobs + (correction - 1) * (logprobs - logprobs.detach())  # the same value

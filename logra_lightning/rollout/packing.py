@@ -82,6 +82,8 @@ def same_number_per_process(
     Every rank must call it. An empty one has two tokens, none of which is trained.
     """
     own = list(microbatches)
+    everywhere = of_all_processes((len(own), own[0].num_completion_tokens if own else 0))
+    sizes, tokens_of_step = zip(*everywhere, strict=True)
     none = torch.zeros(0, dtype=torch.float32, device=device)
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
     empty = Microbatch(
@@ -91,9 +93,11 @@ def same_number_per_process(
         advantages=none,
         temperature=1.0,
         token_weights=none,
-        num_completion_tokens=0,
+        num_completion_tokens=max(tokens_of_step),
+        old_logprobs=none,
+        reference_logprobs=none,
     )
-    return iter(own + [empty] * (max(of_all_processes(len(own))) - len(own)))
+    return iter(own + [empty] * (max(sizes) - len(own)))
 
 
 def minibatches(rollouts: Rollouts, group_size: int, count: int, *, seed: int) -> list[Rollouts]:

@@ -41,6 +41,15 @@ def test_chunked_equals_plain_in_value_and_gradient(
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_no_tokens_have_no_logprobs_and_yet_a_graph() -> None:
+    hidden, weight, targets = inputs(tokens=0)
+    logprobs, entropies = token_logprobs(hidden, targets, Head(weight), temperature=1.0)
+    assert logprobs.shape == entropies.shape == (0,)
+    logprobs.sum().backward()
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
 def test_logits_never_exist_whole() -> None:
     hidden, weight, targets = inputs(tokens=64, vocabulary=500, size=4)
     largest = 0
