@@ -101,12 +101,3 @@ def _chunk(
         log_p = logits - normalizer[:, None]
         entropy = -(log_p.exp() * log_p).sum(dim=-1)
     return logprobs, entropy
-
-
-def plain_token_logprobs(
-    hidden: Tensor, completion_ids: Tensor, head: Head, *, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """`token_logprobs` by its definition, with all logits at once: what tests compare it with."""
-    distribution = torch.log_softmax(head.logits(hidden) / temperature, dim=-1)
-    logprobs = distribution.gather(-1, completion_ids[:, None])[:, 0]
-    return logprobs, -(distribution.exp() * distribution).sum(dim=-1).detach()

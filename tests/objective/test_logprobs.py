@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from logra_lightning.objective import Head, token_logprobs
-from logra_lightning.objective.logprobs import plain_token_logprobs
 from tests.peak import peak_bytes
 
 
@@ -16,6 +15,15 @@ def inputs(tokens: int = 23, vocabulary: int = 61, size: int = 16) -> tuple[Tens
     hidden = torch.randn(tokens, size, generator=generator, requires_grad=True)
     weight = torch.randn(vocabulary, size, generator=generator, requires_grad=True)
     return hidden, weight, torch.randint(0, vocabulary, (tokens,), generator=generator)
+
+
+def plain_token_logprobs(
+    hidden: Tensor, completion_ids: Tensor, head: Head, *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """The definition, with all logits at once."""
+    distribution = torch.log_softmax(head.logits(hidden) / temperature, dim=-1)
+    logprobs = distribution.gather(-1, completion_ids[:, None])[:, 0]
+    return logprobs, -(distribution.exp() * distribution).sum(dim=-1).detach()
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 23, 100])
