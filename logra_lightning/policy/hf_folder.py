@@ -155,8 +155,7 @@ def write_folder(
     Args:
         output_dir: folder to write; it must not exist yet, or must be empty.
         layout: names and shapes of the model's weights.
-        weights: name and tensor, on the CPU, of every weight in `layout.shapes`; taken one at a
-            time.
+        weights: name and tensor (CPU) of every weight in `layout.shapes`; taken one at a time.
         tokenizer: the model's tokenizer, with its chat template.
         generation_config: the model's generation config.
         dtype: dtype of the written weights; `auto` keeps that of each weight.
