@@ -1,7 +1,7 @@
-"""Callbacks, usable in any Lightning project: import them from `logra_lightning.callbacks`."""
+"""Callbacks for any Lightning project: import them from `logra_lightning.callbacks`."""
 
 if __name__ == "callbacks":
-    # The folder lies at the root of the repository, where a plain import would make every class
+    # The folder stands at the root of the repository. Imported from there, every class would exist
     # a second time.
     raise ImportError("import logra_lightning.callbacks instead of callbacks")
 

@@ -1,4 +1,4 @@
-"""`EvalTable`: a table in the terminal after each validation."""
+"""`EvalTable`: prints a table of the metrics after each validation."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_WIDTH = 200  # of a log file, where rich would assume 80
+_WIDTH = 200  # columns where the output is a file; rich would assume 80
 
 
 class EvalTable(Callback):
-    """Prints what a validation found, and how much that is more or less than the one before.
+    """Prints a table after each validation, with the change since the validation before.
 
-    Takes the metrics that the module logs as `eval/<metric>` and `eval/<source>/<metric>`, where
-    `<source>` is where prompts come from: a row `all` and one for each source, a column for each
-    metric. A progress bar is printed again below the table.
+    The table has a column for each metric, a row `all` for the metrics that the module logs as
+    `eval/<metric>`, and a row for each source of prompts, logged as `eval/<source>/<metric>`:
+
+        | source |           pass@1 |
+        |--------|------------------|
+        |    all |   0.750 (+0.125) |
+        |  gsm8k |   0.500 (+0.250) |
     """
 
     def __init__(self) -> None:
@@ -43,16 +47,17 @@ class EvalTable(Callback):
         text = io.StringIO()
         width = None if terminal else _WIDTH
         Console(file=text, force_terminal=terminal, width=width).print(table)
-        # A source's name may have letters that the terminal has not.
+        # A source's name may have letters that the terminal cannot show.
         encoding = sys.stdout.encoding or "utf-8"
         printable = text.getvalue().strip().encode(encoding, errors="replace").decode(encoding)
         fitting = trainer.state.fn == TrainerFn.FITTING
-        step = f" at step {trainer.global_step}" if fitting else ""  # a checkpoint's is not known
+        # Outside of fit, nobody knows at which step the weights were saved.
+        step = f" at step {trainer.global_step}" if fitting else ""
         Tqdm.write(f"\nvalidation{step}\n{printable}", file=sys.stdout)
 
 
 def _table(values: dict[str, float], before: dict[str, float]) -> Table:
-    cells: dict[str, dict[str, str]] = {"": {}}  # all prompts come first, under no source
+    cells: dict[str, dict[str, str]] = {"": {}}  # first the row of all prompts
     for name, value in values.items():
         source, _, metric = name.rpartition("/")
         cells.setdefault(source, {})[metric] = _cell(value, before.get(name))
@@ -63,7 +68,7 @@ def _table(values: dict[str, float], before: dict[str, float]) -> Table:
         table.add_column(Text(metric), justify="right", no_wrap=True)
     for source, row in cells.items():
         if row:
-            # Text: a source in brackets is no markup
+            # As Text, so that a source in brackets is not taken for markup.
             table.add_row(Text(source or "all"), *(row.get(metric, "") for metric in metrics))
     return table
 

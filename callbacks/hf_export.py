@@ -1,4 +1,4 @@
-"""`HFExport`: the trained policy as a folder for `transformers` and vLLM, when training ends."""
+"""`HFExport`: writes the trained policy as a folder for `transformers` and vLLM at the end."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from logra_lightning.sketch.projection import canonical_name
 
 
 class HFExport(Callback):
-    """Writes a Hugging Face folder at the end of `fit`.
+    """Writes the trained policy as a Hugging Face folder when training ends.
 
-    It works with any module that has `policy`, a causal language model of `transformers`, and
-    `tokenizer`, when training starts; the policy may be sharded by FSDP2. Weights are gathered one
-    at a time, and rank 0 writes them. A run that fails is not exported; its checkpoint can be, with
-    `python -m logra_lightning export`.
+    The module needs two attributes when training starts: `policy`, a causal language model of
+    `transformers`, which may be sharded by FSDP2, and `tokenizer`. Weights are gathered one at a
+    time, and process 0 writes them. Nothing is written when a run fails; its last checkpoint can be
+    exported with `python -m logra_lightning export`.
 
-    Where the folder turns out not to be writable when training ends, on a full disk for instance,
-    the other callbacks still end theirs, so that a last checkpoint is saved, before the run fails.
+    Where writing fails, for instance on a full disk, the run fails too. It does so after all
+    callbacks had their turn, so that a last checkpoint is still saved.
 
     Args:
-        output_dir: folder to make; must not be there, or be empty. `hf` in the run's log folder
-            when left out.
-        dtype: of the weights; `auto` leaves them as the trainer computes with them.
+        output_dir: folder to write; it must not exist yet, or must be empty. When left out, the
+            folder `hf` in the run's log folder.
+        dtype: dtype of the written weights; `auto` keeps the dtype that the trainer computes with.
 
     Raises:
-        ValueError: an unknown dtype.
+        ValueError: the dtype is unknown.
     """
 
     def __init__(self, output_dir: str | None = None, dtype: DType = "auto") -> None:
@@ -53,14 +53,14 @@ class HFExport(Callback):
         self._problem: str | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Raise ValueError where the folder could not be written at the end."""
+        """Raise ValueError if the folder cannot be written."""
         self._layout = self._written = self._problem = None
         if stage != "fit" or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        log_dir = trainer.log_dir or trainer.default_root_dir  # all ranks must ask
+        log_dir = trainer.log_dir or trainer.default_root_dir  # every process must ask for it
         self._folder = Path(self.output_dir or Path(log_dir) / "hf")
         problem = None
-        if process_index() == 0:  # the others may not see its disk
+        if process_index() == 0:  # other processes may not see its disk
             try:
                 check_output_dir(self._folder)
             except ValueError as error:
@@ -70,7 +70,7 @@ class HFExport(Callback):
             raise ValueError(problem)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise ValueError where the policy could not be exported at the end."""
+        """Raise ValueError if the policy cannot be exported."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         policy, _ = _policy_and_tokenizer(pl_module)
@@ -81,8 +81,8 @@ class HFExport(Callback):
             if not is_cut_by_rows(weight):
                 placements = weight.placements  # type: ignore[attr-defined]
                 raise ValueError(
-                    f"HFExport gathers weights that are sharded by rows over one group of ranks, "
-                    f"but {name!r} has placements {placements}"
+                    f"HFExport gathers weights that are sharded by rows over one group of "
+                    f"processes, but {name!r} has placements {placements}"
                 )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -106,13 +106,13 @@ class HFExport(Callback):
                     f"HFExport: {error}. Export the run's last checkpoint, if it saves one, with "
                     f"python -m logra_lightning export"
                 )
-        for _ in weights:  # the other ranks take part in each gather, whatever became of rank 0
+        for _ in weights:  # every process takes part in every gather, even if writing has failed
             pass
         self._problem = _of_first_process(problem)
         self._layout = None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise RuntimeError where the export failed, now that a last checkpoint has been saved."""
+        """Raise RuntimeError if the export failed; by now a last checkpoint has been saved."""
         if self._problem is not None:
             raise RuntimeError(self._problem)
         if self._layout is not None:
@@ -122,7 +122,7 @@ class HFExport(Callback):
             )
 
     def summary(self) -> str:
-        """Where the folder lies, for the last lines of a run."""
+        """A line that says where the folder is, for `RunSummary`; empty if there is none."""
         return f"Hugging Face folder: {self._written}" if self._written else ""
 
 
@@ -149,11 +149,11 @@ def _weights(policy: Any) -> dict[str, Tensor]:
 
 
 def _gathered(weights: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Each weight, whole, on the CPU of rank 0; every rank must go through all of them."""
+    """Yield each weight, whole on the CPU in process 0; every process must take all of them."""
     for name in layout.shapes:
         yield name, on_first_process(whole(weights[name]))
 
 
 def _of_first_process(problem: str | None) -> str | None:
-    """What rank 0 found; every rank must ask."""
+    """The problem that process 0 found, if any; every process must ask for it."""
     return of_all_processes(problem)[0]

@@ -1,4 +1,4 @@
-"""`Preemption`: on SIGTERM the run saves a checkpoint and ends with exit code 143."""
+"""`Preemption`: on SIGTERM, saves a checkpoint and ends the run with exit code 143."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from logra_lightning.checkpoints.interruption import may_interrupt
 from logra_lightning.distributed.processes import of_all_processes
 
 _EXIT_CODE = 128 + signal.SIGTERM
-_TOGETHER_S = 2.0
+_TOGETHER_S = 2.0  # signals that come within this time count as one
 
 
 class PreemptedError(SystemExit):
-    """The run was told to end; all ranks raise it at the same place."""
+    """The run was told to end; all processes raise it at the same place."""
 
 
 class Preemption(Callback):
-    """Ends a run on SIGTERM, as clusters send it before they take a machine away.
+    """Saves a checkpoint and ends the run on SIGTERM.
 
-    One process stops at once, in the middle of sampling or of a backward pass too: a checkpoint of
-    before the batch is saved, and the batch is made again on resume. In the update itself, and with
-    several ranks, the batch is finished first, so give jobs a grace time of more than a batch; any
-    one rank may get the signal. Another SIGTERM, seconds later, ends the process on the spot; some
-    launchers send a second one with the first.
+    Clusters send SIGTERM some time before they take a machine away. A run of one process stops at
+    once, even in the middle of sampling or of a backward pass. The checkpoint then holds the state
+    before the batch, and a resumed run makes the batch again. Only the update of the weights is
+    finished first. A run of several processes finishes the batch first; it is enough that one of
+    them gets the signal. So ask the cluster for more time between SIGTERM and the end than a batch
+    takes. A second SIGTERM within two seconds changes nothing, since some launchers send two; a
+    later one ends the process on the spot.
 
     The checkpoint is saved by a `ModelCheckpoint` with `save_on_exception`, such as
     `StepCheckpoint`. SIGUSR1, by which Lightning requeues jobs on SLURM, is left alone.
@@ -46,11 +48,11 @@ class Preemption(Callback):
         self._before: Any = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # One that came while the model was loaded is known to Lightning.
+        # A signal that came while the model was loaded is known to Lightning.
         self._told, self._may_stop = trainer.received_sigterm, False
         self._alone = trainer.world_size == 1
         if threading.current_thread() is threading.main_thread():
-            # Lightning's own talks to the other ranks from within, whatever they are doing.
+            # Lightning's own handler talks to the other processes, whatever they are doing.
             self._before = signal.signal(signal.SIGTERM, self._handle)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
@@ -100,8 +102,8 @@ class Preemption(Callback):
         if not isinstance(exception, PreemptedError):
             self._restore()
             return
-        # Not in the handler, which may have come in the middle of writing to the same stream. Ours
-        # stays while the checkpoint is saved; then Lightning restores what was there before.
+        # Printed here and not in the handler, which may interrupt a write to the same stream. Our
+        # handler stays while the checkpoint is saved; then Lightning restores the one before.
         self._may_stop = False
         rank_zero_info(
             f"SIGTERM: the run saves a checkpoint and ends with exit code {_EXIT_CODE}; go on with "

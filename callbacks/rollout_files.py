@@ -1,4 +1,4 @@
-"""`RolloutFiles`: JSONL files that killed runs, resumed runs and full disks leave readable."""
+"""`RolloutFiles`: JSONL files that stay readable when a run is killed, resumed or out of disk."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from typing import Any
 
 
 class RolloutFiles:
-    """`rollouts.jsonl`, to which each step adds its rows, and files of one validation each.
+    """Writes `rollouts.jsonl`, to which each step adds rows, and one file for each validation.
 
-    Rows are JSON objects, one a line, in UTF-8; numbers that are not finite become null. A failed
-    write (a full disk, say) is taken back and told once, and nothing is written after it.
+    Each line is a row, a JSON object in UTF-8; numbers that are not finite become null. When a
+    write fails, for instance on a full disk, what it wrote is removed again, a warning says so
+    once, and nothing is written after that.
 
     Args:
-        folder: is made when it is needed.
-        suffix: of the files' names, for instance `_rank1`.
+        folder: folder of the files; it is made when the first file is.
+        suffix: end of the files' names before `.jsonl`: `_process1` makes
+            `rollouts_process1.jsonl`.
     """
 
     def __init__(self, folder: Path, suffix: str = "") -> None:
@@ -30,10 +32,11 @@ class RolloutFiles:
         self._failed = False
 
     def resume(self, step: int) -> None:
-        """Go on after `step`: what comes later, and half a line at the end, is cut off.
+        """Prepare the file for a run that goes on after `step`.
 
-        A run that starts at step 0 is a new one and keeps what it finds, under the first free name
-        of `rollouts.1.jsonl`, `rollouts.2.jsonl` and so on.
+        Rows of later steps are cut off, and so is a half-written line at the end. With step 0 the
+        run is a new one: an old file is renamed to the first free of `rollouts.1.jsonl`,
+        `rollouts.2.jsonl` and so on.
         """
         with self._told():
             if not self.path.exists():
@@ -47,7 +50,7 @@ class RolloutFiles:
                 self.path.rename(other)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add the rows of one step, each with its `step`."""
+        """Add the rows of one step to `rollouts.jsonl`; each row has an entry `step`."""
         if self._failed:
             return
         lines = _lines(rows)
@@ -63,7 +66,7 @@ class RolloutFiles:
                 raise
 
     def write(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Make or replace `<name><suffix>.jsonl`, all of it or nothing."""
+        """Make or replace the file `<name><suffix>.jsonl`; it is written whole or not at all."""
         if self._failed:
             return
         path = self.folder / f"{name}{self.suffix}.jsonl"
@@ -92,19 +95,19 @@ class RolloutFiles:
 
 def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
     dumps = (json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) for row in rows)
-    # A lone surrogate has no UTF-8; as `\ud83d`, this escape of Python's is JSON's as well.
+    # A lone surrogate cannot be written in UTF-8. Python escapes it as `\ud83d`, and so does JSON.
     return "".join(line + "\n" for line in dumps).encode(errors="backslashreplace")
 
 
 def _plain(value: Any) -> Any:
-    """With None for every number that JSON has not."""
+    """The value with None in the place of every number that JSON does not have."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _end_of(step: int, path: Path) -> int:
-    """Bytes up to the end of the last whole row of `step` or before."""
+    """Number of bytes up to the end of the last whole row whose step is at most `step`."""
     end = offset = 0
     with path.open("rb") as file:
         for line in file:
@@ -118,7 +121,7 @@ def _end_of(step: int, path: Path) -> int:
 
 
 def _step_of(line: bytes) -> int | None:
-    """None where the line is not whole."""
+    """The step of a row, None where the line is not whole."""
     try:
         return int(json.loads(line)["step"]) if line.endswith(b"\n") else None
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""`RolloutLogger`: completions to read, in TensorBoard or W&B and as JSONL."""
+"""`RolloutLogger`: shows completions in TensorBoard or W&B, and writes them to JSONL files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from logra_lightning.callbacks.rollout_files import RolloutFiles
-from logra_lightning.types import Rollouts
+from logra_lightning.types import Rollouts, evenly_spaced
 
 _TEXTS = ("prompt", "completion")
 
@@ -21,44 +21,45 @@ class HasRollouts(Protocol):
     """What `RolloutLogger` asks of a `LightningModule`."""
 
     rollouts: Rollouts | None
-    """Of the batch that was just trained."""
+    """The rollouts of the batch that was just trained."""
 
     def decode(self, token_ids: Sequence[list[int]]) -> list[str]:
-        """Lists of token ids to texts."""
+        """Turn lists of token ids into texts."""
         ...
 
 
 class RolloutLogger(Callback):
-    """Shows a few completions every so often, and writes all of them to files.
+    """Shows some completions in the logger every few steps, and writes all of them to files.
 
-    The module has `rollouts` and `decode`, as `HasRollouts` says. It may have `eval_rows`, after a
-    validation a list of dicts with `row`, `source`, `prompt`, `completion`, `reward`, `length` and
-    `truncated`.
+    The module has `rollouts` and `decode`, as `HasRollouts` says. It may also have `eval_rows`:
+    after a validation, a list of dictionaries with `row`, `source`, `prompt`, `completion`,
+    `reward`, `length` and `truncated`.
 
-    To read: under `rollout/samples` at steps 1, 1 + `every_n_steps` and so on, and under
-    `eval/samples` after each validation, as text in TensorBoard, or as a table for loggers with
-    `log_table` or `log_text` (W&B). Other loggers get nothing. These are rank 0's.
+    In the logger, completions of process 0 stand under `rollout/samples`, from step 1 on every
+    `every_n_steps` steps, and under `eval/samples` after each validation. TensorBoard shows them as
+    text. Loggers with `log_table` or `log_text` (W&B) get a table, other loggers nothing.
 
-    To compute with: `rollouts.jsonl` with one row per rollout, of `step`, `row` (in the data set,
-    or null), `prompt`, `completion`, `reward`, `rewards` (name to value before its weight, null
-    where it does not apply), `advantage`, `length` (tokens) and `truncated`; `eval_<step>.jsonl`
-    with all `eval_rows`. `step` is the number of updates made, the batch's own included. Of
-    several ranks each writes its own: `rollouts_process0.jsonl`. A resumed run cuts off the rows of
-    the steps that it makes again. When a file cannot be written, a warning says so once and the
-    training goes on without.
+    The file `rollouts.jsonl` has one row per rollout: `step`, `row` (its number in the data set, or
+    null), `prompt`, `completion`, `reward`, `rewards` (each reward by name before it is
+    weighted, null where it does not apply), `advantage`, `length` (in tokens) and `truncated`.
+    `step` counts optimizer steps, those of the batch included. `eval_<step>.jsonl` has all
+    `eval_rows` of a validation. Where several processes train, each writes files of its own, such
+    as `rollouts_process0.jsonl`. A resumed run removes the rows of the steps that it makes again.
+    When a file cannot be written, a warning says so once, and training goes on without files.
 
     Args:
-        every_n_steps: steps between samples.
-        num_samples: how many, evenly spread over the batch; 0 shows none.
-        jsonl: write the files.
-        jsonl_every_n_steps: steps between those whose rollouts are written.
-        max_chars: of a text that is shown; the middle of longer ones is left out. Files have them
-            whole.
-        dirpath: folder of the files; the trainer's log directory when left out.
+        every_n_steps: number of steps from one showing in the logger to the next.
+        num_samples: how many completions are shown, evenly spread over the batch; 0 shows none.
+        jsonl: whether to write the files.
+        jsonl_every_n_steps: number of steps from one that is written to `rollouts.jsonl` to the
+            next; 1 writes every step.
+        max_chars: longest text that is shown; of a longer one the middle is left out. Files always
+            have the whole text.
+        dirpath: folder of the files; when left out, the trainer's log folder.
 
     Raises:
-        ValueError: a value out of range, a folder that is not local, or, when training starts, a
-            module without `rollouts` or `decode`.
+        ValueError: a value is out of range, the folder is not a local one, or, when training
+            starts, the module has no `rollouts` or no `decode`.
     """
 
     def __init__(
@@ -128,10 +129,10 @@ class RolloutLogger(Callback):
             rows = _rows(module, rollouts.spread(shown), trainer.global_step)
         else:
             return
-        self._show(trainer, "rollout/samples", _spread(rows, shown))
+        self._show(trainer, "rollout/samples", rows, shown)
 
     def _is_turn(self, trainer: Trainer, every: int) -> bool:
-        """Whether one of the batch's steps is step 1, 1 + `every` or so on."""
+        """Whether one of the batch's steps is step 1, 1 + `every`, 1 + 2 * `every` and so on."""
         return (trainer.global_step - 1) // every > (self._step_before - 1) // every
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -140,14 +141,18 @@ class RolloutLogger(Callback):
             return
         if self._files is not None:
             self._files.write(f"eval_{trainer.global_step}", rows)
-        self._show(trainer, "eval/samples", _spread(rows, self.num_samples))
+        self._show(trainer, "eval/samples", rows, self.num_samples)
 
-    def _show(self, trainer: Trainer, tag: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        if not rows or not trainer.is_global_zero:
+    def _show(
+        self, trainer: Trainer, tag: str, rows: Sequence[Mapping[str, Any]], count: int
+    ) -> None:
+        """Give `count` of the rows, evenly spaced, to the loggers that can show texts."""
+        chosen = [rows[i] for i in evenly_spaced(len(rows), count)]
+        if not chosen or not trainer.is_global_zero:
             return
         short = [
             {k: _short(v, self.max_chars) if isinstance(v, str) else v for k, v in row.items()}
-            for row in rows
+            for row in chosen
         ]
         for logger in trainer.loggers:
             table = getattr(logger, "log_table", getattr(logger, "log_text", None))
@@ -161,8 +166,8 @@ class RolloutLogger(Callback):
 
 
 def _rows(module: HasRollouts, rollouts: Rollouts, step: int) -> list[dict[str, Any]]:
-    """One dict per rollout, of plain values."""
-    prompts = list(dict.fromkeys(map(tuple, rollouts.prompt_ids)))  # a group has one
+    """One dictionary of plain values per rollout."""
+    prompts = list(dict.fromkeys(map(tuple, rollouts.prompt_ids)))  # one for each group
     texts = dict(zip(prompts, module.decode([list(ids) for ids in prompts]), strict=True))
     completions = module.decode([c.token_ids for c in rollouts.completions])
     by_name = {name: values.tolist() for name, values in rollouts.rewards_by_name.items()}
@@ -184,7 +189,7 @@ def _rows(module: HasRollouts, rollouts: Rollouts, step: int) -> list[dict[str, 
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A heading for each row, then its numbers and its texts as they are, in fenced blocks."""
+    """Rows as markdown: for each a heading, its numbers, and its texts in fenced blocks."""
     parts = []
     for i, row in enumerate(rows):
         place = "" if row.get("row") is None else f", row {row['row']}"
@@ -206,7 +211,7 @@ def _fenced(text: str) -> str:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """With `rewards/<name>` in the place of `rewards`."""
+    """The row with its inner dictionaries unpacked: `rewards/<name>` in the place of `rewards`."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
@@ -225,9 +230,3 @@ def _short(text: str, max_chars: int) -> str:
         return text
     head, tail = text[: (max_chars + 1) // 2], text[len(text) - max_chars // 2 :]
     return f"{head}\n[... {len(text) - max_chars} characters ...]\n{tail}"
-
-
-def _spread(rows: Sequence[Any], count: int) -> list[Any]:
-    """`count` of them, evenly spaced; all where there are fewer."""
-    count = min(count, len(rows))
-    return [rows[i * len(rows) // count] for i in range(count)]

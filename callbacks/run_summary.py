@@ -1,4 +1,4 @@
-"""`RunSummary`: the last lines of a run, with what came out and where everything lies."""
+"""`RunSummary`: prints the last lines of a run, with its result and where to find everything."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from lightning.pytorch.utilities import rank_zero_only
 
 
 class RunSummary(Callback):
-    """Prints, when training ends, a metric first and last, seconds per step and paths.
+    """Prints, when training ends, what changed, how long a step took, and where the files are.
+
+    For instance:
+
+        eval/pass@1: 0.125 at step 0, 0.750 at step 100
+        seconds per step: 1.52 (median of 100)
+        checkpoint: runs/quickstart/version_0/checkpoints/last.ckpt
+
+    A callback with a method `summary() -> str` adds its own line.
 
     Args:
-        metric: a metric of validation, shown as it was first and last.
+        metric: name of a validation metric; its first and its last value are printed.
     """
 
     def __init__(self, metric: str = "eval/pass@1") -> None:
@@ -45,7 +53,7 @@ class RunSummary(Callback):
         print("\n".join(["", *self.lines(trainer)]), flush=True)
 
     def lines(self, trainer: Trainer) -> list[str]:
-        """What is printed, line by line."""
+        """The lines that are printed."""
         lines = []
         if self._values:
             (first_step, first), (last_step, last) = self._values[0], self._values[-1]
@@ -68,7 +76,7 @@ class RunSummary(Callback):
 
 
 def _short(path: str) -> str:
-    """Relative to the working directory where that is shorter."""
+    """The path relative to the working directory, absolute where it lies elsewhere."""
     absolute = Path(path).absolute()
     if absolute.is_relative_to(Path.cwd()):
         return str(absolute.relative_to(Path.cwd()))

@@ -1,4 +1,4 @@
-"""`StepCheckpoint`: a `ModelCheckpoint` whose last checkpoint is that of the last step."""
+"""`StepCheckpoint`: a `ModelCheckpoint` that always saves the last step, as `last.ckpt`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from logra_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO, Checkp
 
 
 class StepCheckpoint(ModelCheckpoint):
-    """Saves at each validation, and always where training ends, as `last.ckpt`.
+    """Saves a checkpoint after each validation and after the last step.
 
-    Lightning's own saves nothing of the steps after the last validation. `ckpt_path=last` finds the
-    newest one, whatever it is called, also where a logger numbers the folders of runs.
+    Lightning's own `ModelCheckpoint` does not save the steps after the last validation. With
+    `ckpt_path=last` a run goes on from its newest checkpoint, whatever the file is called, also
+    where the logger has put it into a numbered folder (`version_3`).
 
     Args:
-        filename: of the others; `{step}` and metrics in braces are filled in.
-        save_last: keep `last.ckpt`.
-        save_on_exception: also save when the run is interrupted or fails, unless in the middle of
-            an update, because something is not finite, or on one of several ranks.
-        options: of `ModelCheckpoint`, for instance `monitor: eval/pass@1, mode: max`.
+        filename: name of a checkpoint's file; `{step}`, and names of metrics in braces, are
+            replaced by their values.
+        save_last: whether to keep a copy of the newest checkpoint as `last.ckpt`.
+        save_on_exception: whether to save also when the run is interrupted or fails. Nothing is
+            saved in the middle of an update, after numbers that are not finite, or when one of
+            several processes fails.
+        options: options of `ModelCheckpoint`, for instance `monitor: eval/pass@1` and `mode: max`.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class StepCheckpoint(ModelCheckpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # of Lightning's strategies
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # a strategy of Lightning's
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
 
     def on_exception(
@@ -54,7 +57,7 @@ class StepCheckpoint(ModelCheckpoint):
         super().on_exception(trainer, pl_module, exception)
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
-        """All of the run: that of a step may be newer, if a kill came before `last.ckpt`."""
+        """All checkpoints of the run: after a kill, `last.ckpt` may not be the newest."""
         if "://" in str(self.dirpath or trainer.default_root_dir):
             return super()._find_last_checkpoints(trainer)
         if self.dirpath is not None:
@@ -79,7 +82,7 @@ def _checkpoints(folder: Path, pattern: str = "*.ckpt") -> set[str]:
 
 
 def _why_not_saved(trainer: Trainer, exception: BaseException) -> str:
-    """Why the state as it is now cannot be saved, or would not be worth it."""
+    """Why no checkpoint of the present state should be saved; empty where one should."""
     if any(getattr(optimizer, "is_committing", False) for optimizer in trainer.optimizers):
         return "of this state, in the middle of an update"
     if isinstance(exception, FloatingPointError):
@@ -87,5 +90,5 @@ def _why_not_saved(trainer: Trainer, exception: BaseException) -> str:
     if isinstance(exception, CheckpointNotWrittenError):
         return "again"
     if trainer.world_size > 1 and not isinstance(exception, PreemptedError):
-        return "by one rank without the others"
+        return "by one process without the others"
     return ""

@@ -1,4 +1,4 @@
-"""`StepProgressBar`: one bar that counts optimizer steps, with the numbers to watch."""
+"""`StepProgressBar`: a progress bar that counts optimizer steps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 
 
 class StepProgressBar(TQDMProgressBar):
-    """A bar over `max_steps`, where Lightning's counts the batches of an epoch.
+    """Shows one progress bar from the first step to `max_steps`.
 
-    Shows what was logged with `prog_bar=True`, by the last part of its name: `reward`, `length`,
+    Lightning's own counts the batches of an epoch instead. Behind the bar stand the metrics that
+    were logged with `prog_bar=True`, each under the last part of its name: `reward`, `length`,
     `step_scale`, `pass@1`.
     """
 
@@ -23,7 +24,7 @@ class StepProgressBar(TQDMProgressBar):
         bar.set_description("step")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        pass  # Lightning would start the bar again
+        pass  # Lightning would start the bar again at 0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -1,4 +1,4 @@
-"""`Throughput`: tokens per step and per second."""
+"""`Throughput`: logs how many tokens are sampled and trained, per second and per step."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class Throughput(Callback):
-    """Counts the tokens of each step over all ranks, against the time of the slowest one.
+    """Logs tokens per second and per step.
 
-    The module has `rollouts`, as `logra_lightning.callbacks.rollout_logger.HasRollouts` says, and
-    logs `time/rollout_s`, the seconds in which it sampled them.
+    Tokens of all processes are counted, and divided by the time of the slowest process:
 
-    Logs `throughput/tokens_per_s` (tokens of prompts and completions that were trained, per second
-    of the whole step), `throughput/completion_tokens_per_s` (sampled tokens per second of
-    `time/rollout_s`; left out where the module does not log that), `throughput/tokens_per_step`,
-    and `throughput/total_completion_tokens` (since the first step, also through a resume). A step
-    lasts until this callback's turn: what other callbacks do after the batch counts if they come
-    before it in the list.
+    - `throughput/tokens_per_s`: tokens of prompts and completions, per second of the whole step.
+    - `throughput/completion_tokens_per_s`: sampled tokens, per second of sampling
+      (`time/rollout_s`); not logged where the module does not log that time.
+    - `throughput/tokens_per_step`: tokens of prompts and completions in this step.
+    - `throughput/total_completion_tokens`: tokens sampled since step 0, also before a resume.
+
+    The module has `rollouts`, as `HasRollouts` in `rollout_logger` says. The time of a step
+    includes what callbacks before this one in the list do after the batch.
 
     Raises:
-        ValueError: when training starts, a module without `rollouts`.
+        ValueError: the module has no `rollouts` when training starts.
     """
 
     def __init__(self) -> None:
@@ -55,15 +56,15 @@ class Throughput(Callback):
             prompt_tokens = sum(map(len, module.rollouts.prompt_ids))
             trained = int(module.rollouts.lengths.sum())
             completion_tokens = int(module.rollouts.metrics.get("rollout/tokens", trained))
-        # All whole numbers, times as microseconds: exact, and one message between the ranks.
+        # With times in microseconds all are whole numbers: exact, in one message to the others.
         local = torch.tensor(
             [prompt_tokens + completion_tokens, completion_tokens, _us(step_s), _us(rollout_s)],
             dtype=torch.int64,
             device=pl_module.device,
         )
-        ranks = torch.as_tensor(pl_module.all_gather(local)).view(-1, 4)
-        tokens, completion_tokens = ranks[:, :2].sum(dim=0).tolist()
-        step_us, rollout_us = ranks[:, 2:].amax(dim=0).tolist()
+        processes = torch.as_tensor(pl_module.all_gather(local)).view(-1, 4)
+        tokens, completion_tokens = processes[:, :2].sum(dim=0).tolist()
+        step_us, rollout_us = processes[:, 2:].amax(dim=0).tolist()
         self.total_completion_tokens += completion_tokens
         values = {
             "tokens_per_s": 1e6 * tokens / max(step_us, 1),

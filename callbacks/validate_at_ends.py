@@ -6,10 +6,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class ValidateAtEnds(Callback):
-    """So that a run shows where it began and where it ended.
+    """Validates before the first step and after the last one.
 
-    The first validation comes after everything else has been set up and checked, and not at all in
-    a resumed run; the last one where none was made at that step.
+    So the curves of a run show where it began and where it ended. The first validation is left out
+    in a run that resumes from a checkpoint, the last one where that step has already been
+    validated.
     """
 
     def __init__(self) -> None:

@@ -120,6 +120,7 @@ class PolicyModule(LightningModule):
         self.rollouts: Rollouts | None = None
         self.eval_rows: list[dict[str, Any]] = []
         self._owner = EngineOwner(engine)
+        self.engine = self._owner.engine
         self._numbers = rollout.BatchLog()
         self._eval_metrics = rollout.EvalMetrics(self.evaluation.pass_k or ())
         self._reference: Reference | None = None
@@ -141,10 +142,7 @@ class PolicyModule(LightningModule):
             with self._phase("train"):
                 for microbatch in self.pack(minibatch):
                     logprobs, entropies = self.token_logprobs(microbatch)
-                    if not microbatch.rollouts:  # another process has one more
-                        loss = logprobs.sum()
-                    else:
-                        loss = self.objective(logprobs, entropies, microbatch, self._numbers.stats)
+                    loss = self.objective(logprobs, entropies, microbatch, self._numbers.stats)
                     if has_signal:
                         self.manual_backward(loss)  # capture hooks add to the sketches
             with self._phase("update"):
@@ -314,10 +312,7 @@ class PolicyModule(LightningModule):
         if self._is_fitting and self.objective.reference_kl and self._reference is None:
             # Before a checkpoint is loaded: the reference is where the first run began.
             self._reference = Reference(self.policy)
-            rank_zero_info(
-                f"reference KL: {self._reference.num_bytes:,} bytes for the weights that train; "
-                f"the frozen ones are shared with the policy."
-            )
+            rank_zero_info(f"{self._reference}")
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """Every cast and move of the module, which under bf16-true would round buffers too."""
@@ -344,11 +339,6 @@ class PolicyModule(LightningModule):
         tell_overruled(self.trainer.optimizers, self.trainer.lr_scheduler_configs)
 
     # Engine: what callbacks and samplers ask for.
-
-    @property
-    def engine(self) -> Engine:
-        """What samples, started or not."""
-        return self._owner.engine
 
     def ready_engine(self) -> Engine:
         """The engine, started with the policy as it stands when it is first asked for."""

@@ -119,9 +119,10 @@ class Rollouts:
         old_logprobs: B tensors of [n] fp32, nats, of each completion's tokens under the policy as
             it was when the batch began; None where it is the policy of this very step.
         reference_logprobs: the same under the frozen reference; None without one.
-        step_tokens: completion tokens of the whole optimizer step over all processes; None where
-            these rollouts are all of it.
-        step_rollouts: rollouts of the whole optimizer step over all processes; None likewise.
+        step_tokens: completion tokens that all processes together train in the optimizer step; None
+            where these rollouts are the whole step.
+        step_rollouts: rollouts that all processes together train in the optimizer step; None where
+            these are all of them.
     """
 
     prompt_ids: Sequence[list[int]]
@@ -173,10 +174,7 @@ class Rollouts:
 
     def spread(self, count: int) -> Rollouts:
         """`count` of the rollouts, evenly spaced; all where there are fewer."""
-        size = len(self)
-        if count >= size:
-            return self
-        return self.select([i * size // count for i in range(count)])
+        return self if count >= len(self) else self.select(evenly_spaced(len(self), count))
 
     def cut(self, max_tokens: int) -> Rollouts:
         """Completions cut off where prompt and completion reach `max_tokens`; one token stays."""
@@ -271,3 +269,12 @@ class Microbatch:
         lengths = self.lengths
         parts = values.split(lengths.tolist())
         return torch.stack([part.mean() for part in parts]).repeat_interleave(lengths)
+
+
+def evenly_spaced(size: int, count: int) -> list[int]:
+    """Positions of `count` items spread evenly over `size`: 4 of 10 are [0, 2, 5, 7].
+
+    All positions where `size` is smaller than `count`.
+    """
+    count = min(count, size)
+    return [i * size // count for i in range(count)]

@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from logra_lightning.types import Completion, Microbatch, PromptBatch, Rollouts, SamplingParams
+from logra_lightning.types import (
+    Completion,
+    Microbatch,
+    PromptBatch,
+    Rollouts,
+    SamplingParams,
+    evenly_spaced,
+)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +88,12 @@ def test_spread_takes_rollouts_from_the_whole_batch() -> None:
     assert few.lengths.tolist() == [1, 3, 6, 8]
     assert few.rewards.tolist() == few.rewards_by_name["a"].tolist() == [0, 2, 5, 7]
     assert len(whole.spread(10)) == len(whole.spread(11)) == 10
+
+
+def test_evenly_spaced_positions_start_at_the_first_and_never_repeat() -> None:
+    assert evenly_spaced(10, 4) == [0, 2, 5, 7]
+    assert evenly_spaced(3, 8) == [0, 1, 2]
+    assert evenly_spaced(3, 0) == evenly_spaced(0, 3) == []
 
 
 def test_select_takes_everything_along_in_the_order_asked_for() -> None:

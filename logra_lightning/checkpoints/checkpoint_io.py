@@ -1,4 +1,4 @@
-"""`AtomicCheckpointIO`: checkpoints that are whole or not there, written without a second copy."""
+"""`AtomicCheckpointIO`: writes checkpoints that are either whole or not there at all."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _PARTIAL = ".partial"
 
 
 class CheckpointNotWrittenError(OSError):
-    """A checkpoint could not be written; the ones before it are untouched."""
+    """A checkpoint could not be written; earlier ones are untouched."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the final file, and renames once all is on the disk.
+    """Writes a checkpoint to a hidden file, and renames that once everything is on the disk.
 
-    Whenever a run is killed, what was saved before can be loaded. The checkpoint goes to the file
-    piece by piece, and comes from it by memory mapping. Files elsewhere than on a local or mounted
-    disk (`s3://...`) are handled as Lightning does.
+    So a run that is killed while it saves still has its earlier checkpoints. The checkpoint goes to
+    the file piece by piece, without a copy of all of it in memory, and is read by memory mapping.
+    Checkpoints on remote storage (`s3://...`) are left to Lightning.
     """
 
     def __init__(self) -> None:
@@ -37,10 +37,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint; the first one says how large it is.
+        """Write a checkpoint; the first one of a run also prints its size and the time it took.
 
         Raises:
-            CheckpointNotWrittenError: no space, no permission and the like.
+            CheckpointNotWrittenError: the disk is full, permission is missing, or the like.
         """
         if _is_remote(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -50,7 +50,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if self._last_good is None:
-                for left in path.parent.glob(f".*{_PARTIAL}"):  # of a run that was killed
+                for left in path.parent.glob(f".*{_PARTIAL}"):  # left by a run that was killed
                     left.unlink()
             with partial.open("wb") as file:
                 torch.save(checkpoint, file)
@@ -58,7 +58,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 os.fsync(file.fileno())
             partial.replace(path)
             _sync_folder(path.parent)
-        except (OSError, RuntimeError) as error:  # torch's writer hides the first in the second
+        except (OSError, RuntimeError) as error:  # torch's writer may hide an OSError in one
             partial.unlink(missing_ok=True)
             raise self._not_written(path, error) from error
         if self._last_good is None:
@@ -86,11 +86,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint; what is not used never enters memory.
+        """Read a checkpoint; tensors that nobody uses never enter memory.
 
         Raises:
-            FileNotFoundError: there is none.
-            ValueError: the file is no checkpoint, or a part of one.
+            FileNotFoundError: the file is not there.
+            ValueError: the file is not a whole checkpoint.
         """
         if _is_remote(path):
             return super().load_checkpoint(path, weights_only=weights_only)
@@ -102,10 +102,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def read_checkpoint(path: str | Path, *, weights_only: bool = True) -> dict[str, Any]:
-    """What is in a checkpoint file, its tensors mapped from there.
+    """Return what is in a checkpoint file; tensors are mapped into memory, not copied.
+
+    Args:
+        path: the file.
+        weights_only: refuse files with more than tensors and plain data, which could run code.
 
     Raises:
-        ValueError: the file is no checkpoint, or a part of one.
+        ValueError: the file is not a whole checkpoint.
     """
     try:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
@@ -121,10 +125,10 @@ def _is_remote(path: Any) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Let the rename last through a power failure, where system and file system can."""
+    """Make the rename survive a power failure, where the system and its disk can."""
     if os.name != "posix":
         return
-    with contextlib.suppress(OSError):  # the checkpoint itself is whole
+    with contextlib.suppress(OSError):  # the checkpoint itself is whole either way
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Stretches of work that a signal must not leave half done."""
+"""Marks work that a signal must not interrupt, because it would leave a state of no step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ _under_way = 0
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Within it, `Preemption` raises nothing: what it would leave is not the state of any step."""
+    """Within it, `Preemption` does not interrupt the run; it may be entered again inside.
+
+    It is for work that changes the policy for a while, such as computing with the reference's
+    weights: a checkpoint saved in the middle would hold those.
+    """
     global _under_way
     _under_way += 1
     try:
@@ -20,5 +24,5 @@ def uninterrupted() -> Iterator[None]:
 
 
 def may_interrupt() -> bool:
-    """Whether an exception from a signal handler would leave everything as it should be."""
+    """Whether a signal handler may raise an exception now: nothing is inside `uninterrupted`."""
     return _under_way == 0

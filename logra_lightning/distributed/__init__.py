@@ -1,1 +1,1 @@
-"""The processes that train together, and weights of which each holds a part."""
+"""The processes that train together: what they tell each other, and weights that they share."""

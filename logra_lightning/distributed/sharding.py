@@ -1,7 +1,8 @@
-"""Weights of which each rank holds some rows (FSDP2); of any other weight all is held.
+"""Weights that processes share (FSDP2), each process holding some of the rows.
 
-A sharded weight is a `DTensor`, cut along its first dimension as `torch.chunk` cuts. What belongs
-to it (a residual, moments) is kept as a plain tensor of the rows that this rank holds.
+A sharded weight is a `DTensor`, cut along its first dimension as `torch.chunk` cuts: of 10 rows,
+four processes hold 3, 3, 3 and 1. What belongs to the weight (a residual, moments) is kept as a
+plain tensor with the same rows. Of a weight that is not sharded, every process holds all rows.
 """
 
 from __future__ import annotations
@@ -19,48 +20,49 @@ from logra_lightning.distributed.processes import process_index
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether other ranks hold the other rows."""
+    """Whether this process holds only some of the rows, and other processes the others."""
     return isinstance(tensor, DTensor)
 
 
 def is_cut_by_rows(tensor: Tensor) -> bool:
-    """Whether a sharded weight is cut as this module knows it, along the first dimension alone."""
+    """Whether a weight is not sharded, or sharded as these functions need it: by rows alone."""
     return not isinstance(tensor, DTensor) or tuple(tensor.placements) == (Shard(0),)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The rows that this rank holds, in the same memory; may be none."""
+    """The rows that this process holds, in the same memory; there may be none."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def held_rows(tensor: Tensor) -> slice:
-    """Which rows of the whole weight this rank holds."""
+    """The place of the rows that this process holds: of 10 rows, process 1 of 4 has slice(3, 6)."""
     if not isinstance(tensor, DTensor):
         return slice(0, tensor.shape[0] if tensor.dim() else 0)
     mesh = tensor.device_mesh
-    first = min(mesh.get_local_rank() * _rows_per_rank(tensor), tensor.shape[0])
+    first = min(mesh.get_local_rank() * _rows_per_process(tensor), tensor.shape[0])
     return slice(first, first + tensor.to_local().shape[0])
 
 
 @torch.no_grad()
 def whole(weight: Tensor, rows: Tensor | None = None) -> Tensor:
-    """All rows of a weight, or of what belongs to it; every rank must call it.
+    """All rows of a weight, or of something that belongs to it; every process must call it.
 
     Args:
-        weight: sharded or not.
-        rows: [held, ...] of this rank; those of `weight` itself when left out.
+        weight: [rows, ...], a weight, sharded or not.
+        rows: [held rows, ...], what this process holds of a tensor that belongs to the weight, for
+            instance its residual; when left out, what it holds of the weight itself.
 
     Returns:
-        The tensor itself where nothing is sharded, else a new one.
+        [rows, ...]; a new tensor where the weight is sharded, else the tensor itself.
     """
     held = local(weight) if rows is None else rows
     if not isinstance(weight, DTensor):
         return held
-    mesh, size = weight.device_mesh, _rows_per_rank(weight)
+    mesh, size = weight.device_mesh, _rows_per_process(weight)
     padded = held.new_zeros(size, *held.shape[1:])
     padded[: held.shape[0]] = held
     gathered = padded.new_empty(size * mesh.size(), *held.shape[1:])
-    # As bytes: not every backend knows every dtype.
+    # Sent as bytes, because not every backend can send every dtype.
     distributed.all_gather_single(
         gathered.view(torch.uint8), padded.view(torch.uint8), group=mesh.get_group()
     )
@@ -68,20 +70,21 @@ def whole(weight: Tensor, rows: Tensor | None = None) -> Tensor:
 
 
 def on_first_process(tensor: Tensor) -> Tensor:
-    """The tensor on the CPU of rank 0; nothing elsewhere, [0] of its dtype."""
+    """In process 0 the tensor on the CPU, in all others an empty one, [0], of its dtype."""
     return tensor.cpu() if process_index() == 0 else tensor.new_empty(0, device="cpu")
 
 
 def parts_of(module: nn.Module) -> list[FSDPModule]:
-    """The sharded modules in it, each of which is gathered as one."""
+    """The sharded modules in a module; the weights of each are gathered together."""
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
 
 
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
-    """All weights of a module whole on every rank; within, ranks may run it on their own.
+    """Within it, every process has all weights of a module whole, and may run it alone.
 
-    Every rank must enter it. Nested uses cost nothing. No gradient may come from it.
+    All processes must enter it. Entering it again inside costs nothing. Nothing that is computed
+    within may be differentiated; for that there is `gathered_through_backward`.
     """
     parts = _still_sharded(module)
     for part in parts:
@@ -97,14 +100,16 @@ def gathered(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def gathered_through_backward(module: nn.Module, inputs: Tensor) -> Iterator[Tensor]:
-    """As `gathered` for one module, with gradient: until that of its inputs has been computed.
+    """Like `gathered`, but what is computed within may be differentiated.
+
+    The weights stay whole until the backward pass has computed the gradient of `inputs`.
 
     Args:
-        module: whose weight is used, once or several times.
-        inputs: all that is computed with it comes from these.
+        module: the module with the weights; it may be used several times within.
+        inputs: the tensor from which everything is computed that uses the weights.
 
     Yields:
-        The inputs, to use in their place.
+        A tensor equal to `inputs`, to compute with instead.
     """
     parts = _still_sharded(module)
     if not parts or not (torch.is_grad_enabled() and inputs.requires_grad):
@@ -135,7 +140,7 @@ def _still_sharded(module: nn.Module) -> list[FSDPModule]:
 
 
 def squared_norms(tensors: Sequence[Tensor]) -> list[float]:
-    """Squared Frobenius norm of each tensor, all rows counted; every rank must call it."""
+    """Squared Frobenius norm of each tensor, over all its rows; every process must call it."""
     if not tensors:
         return []
     norms = [torch.linalg.vector_norm(local(t), dtype=torch.float32) for t in tensors]
@@ -148,5 +153,5 @@ def squared_norms(tensors: Sequence[Tensor]) -> list[float]:
     return squares.tolist()
 
 
-def _rows_per_rank(weight: DTensor) -> int:
+def _rows_per_process(weight: DTensor) -> int:
     return -(-weight.shape[0] // weight.device_mesh.size())

@@ -1,4 +1,4 @@
-"""What is optimized: advantages, losses and token logprobs. torch and `types` only."""
+"""What is optimized: advantages, losses, and the logprobs of tokens."""
 
 from logra_lightning.objective.advantage import (
     GRPO,

@@ -1,4 +1,4 @@
-"""`BatchStats`: what the microbatches of a batch add up to, as numbers to plot."""
+"""`BatchStats`: collects the numbers to plot from the microbatches of a batch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ _WEIGHT, _SQUARE = "weight", "weight_square"
 
 
 class BatchStats:
-    """Means and extremes over completion tokens, however they were cut into microbatches.
+    """Means and extremes over the completion tokens of a batch.
 
-    Where a batch has several optimizer steps, means are those of the steps' means.
+    They do not depend on how the tokens were cut into microbatches. Where a batch has several
+    optimizer steps, the mean is taken over each step first, then over the steps: with 2 in the
+    first step and 6 in the second it is 4, however many tokens each step had. A step in which
+    nothing was added does not count.
     """
 
     def __init__(self) -> None:
@@ -24,22 +27,22 @@ class BatchStats:
         self._extremes: dict[str, Tensor] = {}
 
     def begin_step(self) -> None:
-        """What is added from here on belongs to the next optimizer step."""
+        """Begin the next optimizer step: what is added from here on belongs to it."""
         self._is_new = True
 
     def add(self, name: str, share: Tensor) -> None:
-        """Add a microbatch's share [] to the step's value of `name`."""
-        self._steps += self._is_new  # a step without anything to train is none
+        """Add the part [] that a microbatch contributes to the step's value of `name`."""
+        self._steps += self._is_new
         self._is_new = False
         share = share.detach().to(torch.float64)
         self._sums[name] = self._sums[name] + share if name in self._sums else share
 
     def add_mean(self, name: str, values: Tensor, microbatch: Microbatch) -> None:
-        """Add [T] values of a microbatch to the mean over the step's tokens."""
+        """Add the [T] values of a microbatch to the mean of `name` over the step's tokens."""
         self.add(name, values.detach().to(torch.float64).sum() / microbatch.num_completion_tokens)
 
     def add_extreme(self, name: str, values: Tensor) -> None:
-        """Keep the largest of all [T] values, or the smallest where `name` ends with `_min`."""
+        """Keep the largest of all [T] values, or the smallest where `name` ends in `_min`."""
         smallest = name.endswith("_min")
         value = values.detach().amin() if smallest else values.detach().amax()
         if name in self._extremes:
@@ -48,26 +51,27 @@ class BatchStats:
         self._extremes[name] = value
 
     def add_weights(self, weights: Tensor, microbatch: Microbatch) -> None:
-        r"""Count [T] importance weights in `mismatch/effective_sample_frac`.
+        r"""Count [T] importance weights w in `mismatch/effective_sample_frac`.
 
-        It is :math:`(\sum w)^2 / (N \sum w^2)`: 1 where all N are the same, 1/N where one is all.
+        That is :math:`(\sum w)^2 / (N \sum w^2)` over the N tokens of the step: 1 where all weights
+        are equal, 1/N where all but one are zero.
         """
         self.add_mean(_WEIGHT, weights, microbatch)
         self.add_mean(_SQUARE, weights.square(), microbatch)
 
     def values(self) -> dict[str, float]:
-        """Tag to value, over all ranks; every rank must call it."""
-        ranks = of_all_processes((_numbers(self._sums), _numbers(self._extremes), self._steps))
+        """The metrics by name, over all processes; every process must call it."""
+        processes = of_all_processes((_numbers(self._sums), _numbers(self._extremes), self._steps))
         sums: dict[str, float] = {}
-        for shares, _, _ in ranks:
+        for shares, _, _ in processes:
             for name, share in shares.items():
                 sums[name] = sums.get(name, 0.0) + share
-        steps = max(count for _, _, count in ranks)
+        steps = max(count for _, _, count in processes)
         values = {name: total / steps for name, total in sums.items()}
         if _WEIGHT in values:
             weight, square = values.pop(_WEIGHT), values.pop(_SQUARE)
             values["mismatch/effective_sample_frac"] = weight**2 / max(square, 1e-30)
-        for _, extremes, _ in ranks:
+        for _, extremes, _ in processes:
             for name, value in extremes.items():
                 pick = min if name.endswith("_min") else max
                 values[name] = pick(value, values.get(name, value))

@@ -1,8 +1,7 @@
-"""Policy-gradient losses, token by token.
+"""Policy-gradient losses: one number for each trained token.
 
-A loss maps `(logprobs [T], log_ratio [T], microbatch)` to `(loss [T], stats)`; how tokens are
-weighted and what is added to it is the business of `Objective`. Subclass `Loss` for one of your own
-and name it by `class_path`.
+`Objective` weights these numbers, sums them, and adds its other terms. For a loss of your own,
+subclass `Loss` and name it by `class_path`.
 """
 
 from __future__ import annotations
@@ -22,16 +21,18 @@ class Loss(ABC):
     def __call__(
         self, logprobs: Tensor, log_ratio: Tensor, microbatch: Microbatch
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of each token, and what to log.
+        """Return the loss of each token, and what to log.
 
         Args:
-            logprobs: [T] fp32, nats, of the trained tokens under the policy, with gradient.
-            log_ratio: [T] fp32, `logprobs - old_logprobs`, with gradient; its value is zero in a
-                batch's first step.
-            microbatch: holds `advantages` [T].
+            logprobs: [T] fp32, nats, the logprob of each trained token under the policy, with
+                gradient.
+            log_ratio: [T] fp32, nats, `logprobs - old_logprobs`, with gradient. In the first step
+                of a batch its values are zero, but not its gradient.
+            microbatch: the tokens, with their `advantages` [T].
 
         Returns:
-            [T] losses, and tag to [T] values whose mean over the step's tokens is logged.
+            [T] losses, and a dictionary from names of metrics to [T] values; the mean of these over
+            the step's tokens is logged.
         """
 
 
@@ -42,19 +43,20 @@ class PPOClip(Loss):
         L_t = -\min\big(\rho_t A_t,\ \mathrm{clip}(\rho_t, 1 - \epsilon_{low},
         1 + \epsilon_{high})\, A_t\big), \qquad \rho_t = \exp(\mathrm{log\_ratio}_t)
 
-    and with a dual clip, where A < 0, at most :math:`-c A_t`.
+    With a dual clip c, the loss of a token with A < 0 is at most :math:`-c A_t`. With bounds of .2,
+    a token with A > 0 is no longer pushed up once its ratio is above 1.2.
 
     Source: PPO, arXiv 1707.06347; separate bounds ("clip-higher"): DAPO, arXiv 2503.14476; dual
     clip: arXiv 1912.09729.
 
     Args:
-        clip_low: how far below 1 the ratio still counts.
-        clip_high: how far above 1 the ratio still counts; .28 is DAPO's.
-        dual_clip: c, above 1: the loss of a token with negative advantage is at most this many
-            times its size. null leaves it unbounded.
+        clip_low: how far below 1 a ratio may fall before it is clipped; above 0 and at most 1.
+        clip_high: how far above 1 a ratio may rise before it is clipped; above 0. DAPO has .28.
+        dual_clip: the bound c: the loss of a token with a negative advantage is at most c times the
+            size of the advantage. Above 1; null sets no bound.
 
     Raises:
-        ValueError: a bound out of range.
+        ValueError: a bound is out of range.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class PPOClip(Loss):
     def __call__(
         self, logprobs: Tensor, log_ratio: Tensor, microbatch: Microbatch
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """[T] losses and `loss/clip_frac`, as in `Loss`."""
+        """[T] losses and `loss/clip_frac`, see `Loss`."""
         advantages = microbatch.advantages
         ratio = log_ratio.exp()
         plain = -ratio * advantages
@@ -86,21 +88,23 @@ class PPOClip(Loss):
 
 
 class CISPO(Loss):
-    r"""A policy gradient whose importance weight is clipped and not differentiated.
+    r"""A policy gradient weighted by a clipped importance ratio.
 
     .. math:: L_t = -\mathrm{sg}\big(\min(\rho_t, 1 + \epsilon_{high})\big)\, A_t\,
         \mathrm{logprobs}_t
 
-    No token loses its gradient, as it does under `PPOClip`.
+    No gradient flows through the ratio (sg, stop gradient), so a clipped token still trains; under
+    `PPOClip` it has no gradient at all.
 
     Source: MiniMax-M1, arXiv 2506.13585.
 
     Args:
-        clip_high: how far above 1 the weight may go.
-        clip_low: how far below 1; null leaves it free, as in the paper's runs.
+        clip_high: how far above 1 the weight of a token may rise; above 0.
+        clip_low: how far below 1 the weight may fall; above 0 and at most 1. null, as in the
+            paper's runs, sets no bound.
 
     Raises:
-        ValueError: a bound out of range.
+        ValueError: a bound is out of range.
     """
 
     def __init__(self, clip_high: float = 4.0, clip_low: float | None = None) -> None:
@@ -115,7 +119,7 @@ class CISPO(Loss):
     def __call__(
         self, logprobs: Tensor, log_ratio: Tensor, microbatch: Microbatch
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """[T] losses and `loss/clip_frac`, as in `Loss`."""
+        """[T] losses and `loss/clip_frac`, see `Loss`."""
         ratio = log_ratio.detach().exp()
         weight = _clip(ratio, 1.0 if self.clip_low is None else self.clip_low, self.clip_high)
         loss = -weight * microbatch.advantages * logprobs
@@ -128,16 +132,18 @@ class GSPO(Loss):
     .. math:: L_t = -\min\big(s A,\ \mathrm{clip}(s, 1 - \epsilon_{low}, 1 + \epsilon_{high})\, A
         \big), \qquad s = \exp\big(\mathrm{mean}_t\, \mathrm{log\_ratio}_t\big)
 
-    the same for each of its tokens; with the normalizer `SequenceMean` it is the paper's.
+    All tokens of a completion have the same loss. The paper uses it with the normalizer
+    `SequenceMean`.
 
     Source: GSPO, arXiv 2507.18071.
 
     Args:
-        clip_low: how far below 1 the ratio still counts.
-        clip_high: how far above 1 it still counts. Both are small, since s is a mean.
+        clip_low: how far below 1 the ratio s may fall before it is clipped; above 0 and at most 1.
+        clip_high: how far above 1 the ratio s may rise before it is clipped; above 0. Both bounds
+            are small, because s comes from a mean over tokens.
 
     Raises:
-        ValueError: a bound out of range.
+        ValueError: a bound is out of range.
     """
 
     def __init__(self, clip_low: float = 3e-4, clip_high: float = 4e-4) -> None:
@@ -146,14 +152,15 @@ class GSPO(Loss):
     def __call__(
         self, logprobs: Tensor, log_ratio: Tensor, microbatch: Microbatch
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """[T] losses and `loss/clip_frac`, as in `Loss`."""
+        """[T] losses and `loss/clip_frac`, see `Loss`."""
         return self._clipped(logprobs, microbatch.rollout_mean(log_ratio), microbatch)
 
 
 class Reinforce(Loss):
     r"""The plain policy gradient, :math:`L_t = -A_t\, \mathrm{logprobs}_t`.
 
-    It has no ratio, so in a batch's later steps nothing accounts for the policy having moved.
+    It has no ratio. Where a batch has several optimizer steps, the later ones therefore train as if
+    the policy had not changed since the batch was sampled.
 
     Source: Williams, 1992.
     """
@@ -161,7 +168,7 @@ class Reinforce(Loss):
     def __call__(
         self, logprobs: Tensor, log_ratio: Tensor, microbatch: Microbatch
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """[T] losses, as in `Loss`."""
+        """[T] losses, see `Loss`."""
         return -microbatch.advantages * logprobs, {}
 
 

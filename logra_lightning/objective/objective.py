@@ -1,4 +1,4 @@
-"""`Objective`: the loss of a microbatch, with all that is added to the policy gradient."""
+"""`Objective`: the loss of a microbatch, with everything that is added to the policy gradient."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from logra_lightning.types import Microbatch
 
 @dataclass(frozen=True)
 class Objective:
-    r"""What is minimized.
+    r"""What is minimized: a sum over the trained tokens t of a step.
 
     .. math:: \sum_t w_t \big(L_t + 1[c_t > 0]\, (\beta\, \mathrm{KL}_t - \eta\, H_t)\big)
 
-    with the token weights w of the normalizer, the loss L, the reference KL and the entropy H of
-    the sampling distribution. The correction c multiplies what flows back from L through the
-    logprob of each token, which is right for losses of whole completions too.
+    The weights w come from the normalizer; L is the loss, c the correction, KL the reference KL and
+    H the entropy of the distribution that the token was drawn from. The correction changes no
+    value: it multiplies the gradient that flows back from L through the logprob of each token. That
+    is also right where a loss depends on a whole completion. A token that the correction masks
+    (c = 0) has no other terms either.
 
     Args:
-        loss: L.
-        correction: c.
-        reference_kl: the estimator with its coefficient beta; None leaves it out.
-        entropy_coefficient: eta.
+        loss: the loss L of each token.
+        correction: the weights c of tokens to which engine and trainer give different
+            probabilities.
+        reference_kl: estimator of the KL to the reference, with its coefficient beta; None leaves
+            the term out.
+        entropy_coefficient: the factor eta of the entropy bonus; 0 leaves the term out.
     """
 
     loss: Loss
@@ -39,14 +43,23 @@ class Objective:
     def __call__(
         self, logprobs: Tensor, entropies: Tensor, microbatch: Microbatch, stats: BatchStats
     ) -> Tensor:
-        """The microbatch's share of the step's loss, [] fp32; the shares of a step add up.
+        """Return what the microbatch contributes to the step's loss, and count what is logged.
+
+        The loss of the step is the sum over its microbatches, in all processes. A microbatch
+        without any trained token contributes 0, with a graph, and nothing of it is counted.
 
         Args:
-            logprobs: [T] fp32, nats, of the trained tokens under the policy, with gradient.
-            entropies: [T] fp32, nats; with gradient where there is a bonus for them.
+            logprobs: [T] fp32, nats, the logprob of each trained token under the policy, with
+                gradient.
+            entropies: [T] fp32, nats; with gradient where `entropy_coefficient` is not 0.
             microbatch: the tokens.
-            stats: gets what is logged.
+            stats: collects what is logged.
+
+        Returns:
+            [] fp32, with gradient.
         """
+        if len(logprobs) == 0:  # made where another process has one microbatch more
+            return logprobs.sum()
         old = microbatch.old_logprobs if microbatch.old_logprobs is not None else logprobs.detach()
         correction = self._correct(old, microbatch, stats)
         corrected = logprobs + (correction - 1) * (logprobs - logprobs.detach())  # the same value
@@ -66,7 +79,7 @@ class Objective:
 
     @torch.no_grad()
     def _correct(self, old: Tensor, microbatch: Microbatch, stats: BatchStats) -> Tensor:
-        """[T] weights of the correction; the mismatch between engine and trainer is logged."""
+        """[T] weights of the correction; also counts how far engine and trainer differ."""
         log_ratio = old - microbatch.rollout_logprobs
         ratio, weights = log_ratio.exp(), self.correction(log_ratio, microbatch)
         means = {

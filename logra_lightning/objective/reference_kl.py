@@ -1,6 +1,8 @@
-r"""Estimators of KL(policy || reference), token by token, as terms of the loss.
+r"""Estimators of KL(policy || reference) at each token, as a term of the loss.
 
-With :math:`\delta_t = \mathrm{logprobs}_t - \mathrm{reference\_logprobs}_t` of a sampled token.
+They are functions of the difference between the two logprobs of a sampled token,
+
+.. math:: \delta_t = \mathrm{logprobs}_t - \mathrm{reference\_logprobs}_t
 
 Source of the estimators: Schulman, "Approximating KL divergence", 2020.
 """
@@ -17,66 +19,75 @@ class ReferenceKL(ABC):
     """What `Objective` asks of an estimator.
 
     Attributes:
-        coefficient: of the term in the loss.
+        coefficient: factor beta that multiplies the KL in the loss.
     """
 
     coefficient: float
 
     @abstractmethod
     def __call__(self, logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-        """[T] fp32 logprobs under policy (with gradient) and reference to [T] nats."""
+        """Return the [T] estimates, fp32, nats.
+
+        Args:
+            logprobs: [T] fp32, nats, under the policy, with gradient.
+            reference_logprobs: [T] fp32, nats, under the frozen reference.
+        """
 
 
 class K1(ReferenceKL):
-    r"""Value :math:`\delta_t`: without bias, of large variance, negative at times.
+    r"""The estimate :math:`\delta_t`: unbiased, with a large variance, and sometimes negative.
 
-    Its own derivative has expectation zero and would hold nothing back. This has the derivative
-    :math:`\delta_t \nabla \mathrm{logprobs}_t` instead: on-policy, that of the KL of each token
-    after the prefix it was sampled with.
+    The derivative of :math:`\delta_t` has expectation zero, so it would not hold the policy back.
+    This class gives the estimate the derivative :math:`\delta_t \nabla \mathrm{logprobs}_t`
+    instead. While the policy is the one that sampled, its expectation is the gradient of the KL of
+    each token, given the tokens before it.
 
     Args:
-        coefficient: of the term in the loss.
+        coefficient: factor that multiplies the KL in the loss; above 0.
     """
 
     def __init__(self, coefficient: float = 1e-3) -> None:
         self.coefficient = _checked(coefficient)
 
     def __call__(self, logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-        """[T] nats, as in `ReferenceKL`."""
+        """[T] fp32 nats, see `ReferenceKL`."""
         delta = logprobs - reference_logprobs
         square = delta.square() / 2
         return delta.detach() + (square - square.detach())
 
 
 class K2(ReferenceKL):
-    r"""Value :math:`\delta_t^2 / 2`: low variance, a bias of higher order, the gradient of KL.
+    r"""The estimate :math:`\delta_t^2 / 2`: a low variance, and a small bias of higher order.
+
+    Its derivative is that of `K1`: in expectation the gradient of the KL.
 
     Args:
-        coefficient: of the term in the loss.
+        coefficient: factor that multiplies the KL in the loss; above 0.
     """
 
     def __init__(self, coefficient: float = 1e-3) -> None:
         self.coefficient = _checked(coefficient)
 
     def __call__(self, logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-        """[T] nats, as in `ReferenceKL`."""
+        """[T] fp32 nats, see `ReferenceKL`."""
         return (logprobs - reference_logprobs).square() / 2
 
 
 class K3(ReferenceKL):
-    r"""Value :math:`e^{-\delta_t} - 1 + \delta_t`: without bias and never negative.
+    r"""The estimate :math:`e^{-\delta_t} - 1 + \delta_t`: unbiased and never negative.
 
-    Its gradient is that of KL(reference || policy), to leading order the same. It is GRPO's.
+    In expectation its gradient is that of KL(reference || policy), which agrees with that of
+    KL(policy || reference) to leading order. GRPO uses this one.
 
     Args:
-        coefficient: of the term in the loss.
+        coefficient: factor that multiplies the KL in the loss; above 0.
     """
 
     def __init__(self, coefficient: float = 1e-3) -> None:
         self.coefficient = _checked(coefficient)
 
     def __call__(self, logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-        """[T] nats, as in `ReferenceKL`."""
+        """[T] fp32 nats, see `ReferenceKL`."""
         delta = logprobs - reference_logprobs
         return torch.expm1(-delta) + delta
 

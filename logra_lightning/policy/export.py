@@ -1,4 +1,4 @@
-"""`export_checkpoint`: the policy in a checkpoint, as a folder for `transformers` and vLLM."""
+"""`export_checkpoint`: the policy of a checkpoint as a folder for `transformers` and vLLM."""
 
 from __future__ import annotations
 
@@ -30,19 +30,23 @@ from logra_lightning.tokenizer import load_tokenizer
 def export_checkpoint(
     ckpt_path: str, output_dir: str, model: str | None = None, dtype: DType = "auto"
 ) -> Written:
-    """Write the policy of a checkpoint as a Hugging Face folder, which transformers and vLLM open.
+    """Write the policy of a checkpoint as a Hugging Face folder, for transformers and vLLM.
 
-    The checkpoint is read weight by weight, whatever strategy it was trained with.
+    The checkpoint is read weight by weight. It does not matter with which strategy it was trained.
 
     Args:
         ckpt_path: file that a run saved, for instance `.../checkpoints/last.ckpt`.
-        output_dir: folder to make; must not be there, or be empty.
-        model: folder or hub name that the run started from, where its folder has moved.
-        dtype: of the weights; `auto` leaves them as the trainer computes with them.
+        output_dir: folder to write; it must not exist yet, or must be empty.
+        model: folder or hub name that the run started from; needed only where that folder has been
+            moved since.
+        dtype: dtype of the written weights; `auto` keeps the dtype that the trainer computes with.
+
+    Returns:
+        The folder, its size and its dtype.
 
     Raises:
-        ValueError: there is no such checkpoint, it is of something else, or the folder cannot be
-            made.
+        ValueError: there is no such checkpoint, it does not hold a policy, or the folder cannot be
+            written.
     """
     check_output_dir(output_dir)
     checkpoint = _read(Path(ckpt_path).expanduser())
@@ -65,7 +69,7 @@ def export_checkpoint(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The checkpoint; its tensors stay in the file until they are used."""
+    """Read the checkpoint; its tensors stay in the file until they are used."""
     if path.is_dir():
         raise ValueError(
             f"ckpt_path {str(path)!r} is a folder: export reads checkpoints of one file, which "
@@ -99,7 +103,7 @@ def _policy_weights(checkpoint: dict[str, Any], path: str) -> dict[str, Tensor]:
 
 
 def _parts(checkpoint: dict[str, Any], path: str, model: str | None) -> tuple[Any, Any, Any]:
-    """Config, generation config (None for the default one) and tokenizer."""
+    """The config, the generation config (None for the default one) and the tokenizer."""
     from transformers import CONFIG_MAPPING, GenerationConfig
 
     source = checkpoint.get("policy_source")
@@ -119,7 +123,7 @@ def _parts(checkpoint: dict[str, Any], path: str, model: str | None) -> tuple[An
 
 
 def _where(source: dict[str, Any] | None, path: str, model: str | None) -> str:
-    """Folder or hub name of the tokenizer."""
+    """Folder or hub name to load the tokenizer from."""
     if model is not None:
         return str(Path(model).expanduser()) if model.startswith("~") else model
     if source is None:
@@ -140,7 +144,7 @@ def _configs_of(model: str) -> tuple[Any, Any]:
     config = _loaded(AutoConfig.from_pretrained, model)
     try:
         return config, GenerationConfig.from_pretrained(model)
-    except OSError:  # a model may have none
+    except OSError:  # not every model has one
         return config, None
 
 
@@ -155,7 +159,7 @@ def _loaded(load: Any, model: str) -> Any:
 
 
 def _check_same_model(config: Any, other: Any, model: str) -> None:
-    """Raise ValueError where the tokenizer would be of another model."""
+    """Raise ValueError where the tokenizer would belong to another model."""
     ours, theirs = config.get_text_config(), other.get_text_config()
     for name in ("model_type", "vocab_size"):
         if getattr(ours, name) != getattr(theirs, name):
@@ -166,7 +170,7 @@ def _check_same_model(config: Any, other: Any, model: str) -> None:
 
 
 def _shown(weights: dict[str, Tensor], layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Each weight, with a bar where somebody watches."""
+    """Yield each weight, with a progress bar in a terminal."""
     names = track(
         layout.shapes,
         "export",

@@ -1,6 +1,7 @@
-"""Hugging Face folders (weights, config, tokenizer, generation config), whole or not there at all.
+"""Writes Hugging Face folders, which are either whole or not there at all.
 
-Weights come one at a time and go out in shards, of which one is in memory.
+A folder has weights, config, tokenizer and generation config. Weights come one at a time and are
+written in shards, so that no more than one shard is in memory.
 """
 
 from __future__ import annotations
@@ -25,19 +26,24 @@ MAX_SHARD_BYTES = 5_000_000_000
 
 
 class Layout:
-    """Which weights a causal language model has by its config, and how `transformers` stores them.
+    """Which weights a causal language model has, and under which names `transformers` stores them.
 
     Args:
-        config: of a model of `transformers`; it is not changed.
+        config: the config of a `transformers` model; it is not changed.
 
     Attributes:
-        config: a copy, without what the language model does not have.
-        shapes: of the weights by their names in the model, tied ones once.
-        ties: names that are left out, with those that they are tied to.
-        files: shapes by the names in files, where some models have others.
+        architecture: name of the model's class.
+        config: copy of the config; of a model with other parts, that of the language model alone.
+        generation_config: the default generation config of the model.
+        shapes: shape of each weight, by its name in the model; of tied weights only one is listed.
+        ties: name of each tied weight that is not listed in `shapes`, with the name of the one that
+            is: `{"lm_head.weight": "model.embed_tokens.weight"}`.
+        files: shape of each weight, by its name in the files; for some models these names differ
+            from the ones in the model.
 
     Raises:
-        ValueError: it is not the config of such a model, or the files would not be those of it.
+        ValueError: this is not the config of a causal language model, or its weights cannot be
+            stored one at a time.
     """
 
     def __init__(self, config: Any) -> None:
@@ -53,6 +59,7 @@ class Layout:
             )
         with torch.device("meta"):
             self._model: Any = AutoModelForCausalLM.from_config(config)
+        self.architecture = type(self._model).__name__
         self.config = self._model.config
         self.generation_config = self._model.generation_config
         weights = self._model.state_dict()
@@ -60,32 +67,24 @@ class Layout:
         left_out = self.ties.keys() | set(self._model._keys_to_ignore_on_save or ())
         weights = {name: weight for name, weight in weights.items() if name not in left_out}
         self.shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-        self.files = _shapes(self._stored(weights))
-        one_by_one = [self.stored(name, weight) for name, weight in weights.items()]
+        self.files = _shapes(self.stored(weights))
+        one_by_one = [self.stored({name: weight}) for name, weight in weights.items()]
         if self.files != _shapes({n: w for stored in one_by_one for n, w in stored.items()}):
             raise ValueError(
-                f"transformers stores several weights of a {type(self._model).__name__} as one, "
+                f"transformers stores several weights of a {self.architecture} as one, "
                 f"which an export cannot: use the policy's own save_pretrained"
             )
 
-    def stored(self, name: str, weight: Tensor) -> dict[str, Tensor]:
-        """A weight of the model as it lies in files; usually itself."""
-        return self._stored({name: weight})
-
-    def _stored(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def stored(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Weights under the names, and in the form, that files have: for most models the same."""
         from transformers.core_model_loading import revert_weight_conversion
 
         return revert_weight_conversion(self._model, weights)
 
     def check(self, weights: Mapping[str, Tensor]) -> None:
-        """Raise ValueError where these are not the weights of the model; tied ones may be twice."""
+        """Raise ValueError unless these are the weights of the model, tied ones once or twice."""
         found = {n: shape for n, shape in _shapes(weights).items() if n not in self.ties}
         _check_same(found, self.shapes, f"the weights are not those of a {self.architecture}")
-
-    @property
-    def architecture(self) -> str:
-        """Name of the model's class."""
-        return type(self._model).__name__
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,9 @@ class Written:
     """What `write_folder` wrote.
 
     Args:
-        folder: in full.
-        nbytes: of the weights.
-        dtype: of the weights, as the config has it.
+        folder: absolute path of the folder.
+        nbytes: size of all weights, in bytes.
+        dtype: dtype of the weights as the config names it, for instance `bfloat16`.
     """
 
     folder: Path
@@ -107,27 +106,27 @@ class Written:
 
 
 def check_dtype(dtype: str) -> None:
-    """Raise ValueError where it is none that weights can be written in."""
+    """Raise ValueError unless weights can be written in this dtype."""
     if dtype not in get_args(DType):
         raise ValueError(f"dtype must be one of {', '.join(get_args(DType))}, got {dtype!r}")
 
 
 def check_output_dir(output_dir: str | Path) -> Path:
-    """The folder in full, where one can be made.
+    """Return the absolute path of a folder, having checked that it can be written.
 
     Raises:
-        ValueError: there is something already, or nothing can be written there.
+        ValueError: the folder exists and is not empty, or it cannot be written.
     """
     folder = Path(output_dir).expanduser().resolve()
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"there is something in output_dir {str(folder)!r}: name a new folder")
-        if os.path.ismount(folder):  # nothing can take its place
+        if os.path.ismount(folder):  # a finished folder could not be renamed to it
             raise ValueError(
                 f"output_dir {str(folder)!r} is where a disk is mounted: name a folder in it"
             )
         draft = _draft(folder)
-        if draft.exists():  # of an export that was killed
+        if draft.exists():  # left by an export that was killed
             shutil.rmtree(draft)
         draft.mkdir(parents=True)
         draft.rmdir()
@@ -147,24 +146,29 @@ def write_folder(
     dtype: DType = "auto",
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Written:
-    """Make a folder that `from_pretrained` of `transformers` and vLLM open.
+    """Write a folder that `transformers` (`from_pretrained`) and vLLM can open.
 
-    It is written under a hidden name beside it and renamed when all of it has been checked, so that
-    what a killed process leaves is never taken for it; the next call clears that away.
+    Everything is written to a hidden folder beside it, which is renamed once it has been checked.
+    So a process that is killed never leaves half a folder under the final name. What it does leave
+    is removed by the next call.
 
     Args:
-        output_dir: must not be there, or be empty.
-        layout: of the model.
-        weights: all of `layout.shapes`, on the CPU; taken one at a time.
-        tokenizer: of the model, with its chat template.
-        generation_config: of the model.
-        dtype: of the weights; `auto` leaves them as they are.
-        max_shard_bytes: of a file, and so of what is in memory. A larger weight has its own file.
+        output_dir: folder to write; it must not exist yet, or must be empty.
+        layout: names and shapes of the model's weights.
+        weights: name and tensor (CPU) of every weight in `layout.shapes`; taken one at a time.
+        tokenizer: the model's tokenizer, with its chat template.
+        generation_config: the model's generation config.
+        dtype: dtype of the written weights; `auto` keeps that of each weight.
+        max_shard_bytes: largest size of a file, and so of what is in memory at the same time. A
+            weight that is larger gets a file of its own.
+
+    Returns:
+        The folder, its size and its dtype.
 
     Raises:
-        ValueError: an unknown dtype, or `output_dir` cannot be written or is not empty.
-        OSError: the disk is full, and the like; nothing is left behind.
-        RuntimeError: what was written is not what `transformers` will look for.
+        ValueError: the dtype is unknown, or `output_dir` cannot be written or is not empty.
+        OSError: the disk is full, or the like; nothing is left behind.
+        RuntimeError: the written files are not those that `transformers` will look for.
     """
     check_dtype(dtype)
     folder = check_output_dir(output_dir)
@@ -172,15 +176,15 @@ def write_folder(
     draft.mkdir()
     try:
         tokenizer.save_pretrained(draft)
-        # Not its save_pretrained, which refuses what some models on the hub have.
+        # Not by its save_pretrained, which refuses values that some models on the hub have.
         generation_config.to_json_file(draft / "generation_config.json", use_diff=True)
         shards = _Shards(draft, max_shard_bytes)
         for name, weight in weights:
-            for stored_name, stored in layout.stored(name, _cast(weight, dtype)).items():
+            for stored_name, stored in layout.stored({name: _cast(weight, dtype)}).items():
                 shards.add(stored_name, stored)
             del weight, stored
         shards.close()
-        # Where there are several, the widest: reading into it changes no value.
+        # Of several dtypes the widest: no value changes when weights are read into it.
         found = reduce(torch.promote_types, shards.dtypes)
         layout.config.dtype = found
         layout.config.architectures = [layout.architecture]
@@ -222,7 +226,7 @@ class _Shards:
             self.dtypes.add(weight.dtype)
 
     def close(self) -> None:
-        """Write the rest; only now is it known how many files there are."""
+        """Write the last shard, and name all files now that their number is known."""
         self._write()
         count = len(self._written)
         if count == 1:
@@ -257,7 +261,7 @@ def _cast(weight: Tensor, dtype: DType) -> Tensor:
 
 
 def _check_written(folder: Path) -> None:
-    """Read names and shapes back, and compare them with what the written config asks for."""
+    """Compare names and shapes in the written files with those that the written config needs."""
     from transformers import AutoConfig
 
     found: dict[str, tuple[int, ...]] = {}

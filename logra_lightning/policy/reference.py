@@ -1,4 +1,4 @@
-"""`Reference`: the policy as it was at its start, for a reference KL."""
+"""`Reference`: the policy as it was when training began, for a reference KL."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from logra_lightning.distributed.sharding import held_rows, is_sharded, local
 
 
 class Reference:
-    """A copy of the weights that train; all others are the policy's own.
+    """A copy of the weights that train, as they are now; all other weights are the policy's own.
 
     Args:
-        policy: with `requires_grad` set on what trains, and the weights of the start.
+        policy: the policy before its first step, with `requires_grad` set on the weights that will
+            train.
     """
 
     def __init__(self, policy: nn.Module) -> None:
@@ -29,21 +30,23 @@ class Reference:
         }
         self._held: set[str] = set()
 
-    @property
-    def num_bytes(self) -> int:
-        """Of the copies."""
-        return sum(value.nbytes for value in self._start.values())
+    def __str__(self) -> str:
+        size = sum(value.nbytes for value in self._start.values())
+        return (
+            f"reference KL: {size:,} bytes for the weights that train; the frozen ones are shared "
+            f"with the policy."
+        )
 
     @contextmanager
     def weights(self) -> Iterator[None]:
-        """Within it, the policy computes with the weights of the start; never a gradient.
+        """Within it, the policy computes with its first weights, and without gradients.
 
-        The copies move to the policy's device when they are first needed, and stay there; of
-        sharded weights, the rows that are held.
+        When this is first entered, the copies move to the policy's device, where they stay. Of a
+        sharded weight only the rows that this process holds are kept.
         """
         params = {n: p for n, p in self._policy.named_parameters() if n in self._start}
         now: dict[str, Tensor] = {}
-        with uninterrupted():  # a run that ended here would save them as the policy
+        with uninterrupted():  # a run that ended here would save these weights as the policy's
             try:
                 for name, param in params.items():
                     start = self._start[name]
@@ -60,11 +63,11 @@ class Reference:
 
 
 def _put(param: Parameter, value: Tensor) -> Tensor:
-    """Let a parameter hold another value; returns the one that it held."""
+    """Give a parameter another value, and return the one that it had."""
     if not is_sharded(param):
         before, param.data = param.data, value
         return before
-    held = local(param)  # FSDP gathers from this very memory
+    held = local(param)  # written in place, because FSDP gathers from this memory
     before = held.clone()
     held.copy_(value)
     return before

@@ -1,4 +1,4 @@
-"""Prompts to scored completions: `collect` for training, `evaluate` for looking."""
+"""From prompts to the rollouts that are trained on: sampling, rewards, advantages."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from logra_lightning.types import PromptBatch, Rollouts, SamplingParams
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """Drop prompts whose completions all got the same reward, and sample others in their place.
+    """Drops prompts whose completions all got the same reward, and samples others in their place.
 
-    Rewards are compared up to rounding, so a group of equal rewards other than 0 and 1 is dropped
-    too; advantages are taken before anything is dropped. New prompts are drawn at random from all
-    training data, also those of the batch. Where refills run out, the step is made with what there
-    is.
+    A refill draws as many prompts as are missing, at random from all training data, and may draw a
+    prompt of the same batch again. If 3 of 8 prompts have equal rewards, the first refill draws 3
+    prompts. If 1 of those has equal rewards too, the second refill draws 1, and so on. When the
+    refills are used up, the step is made with the prompts that there are. Any equal rewards count,
+    not only all 0 or all 1. Advantages are computed before prompts are dropped.
 
     Source: DAPO, arXiv 2503.14476.
 
     Args:
-        max_refills: times that prompts are drawn for one step; 0 only drops.
+        max_refills: how many times new prompts may be drawn for one batch; with 0 prompts are
+            dropped and not replaced.
 
     Raises:
-        ValueError: a negative number.
+        ValueError: the number is negative.
     """
 
     max_refills: int = 3
@@ -44,14 +46,14 @@ class DynamicSampling:
 
 @dataclass(frozen=True)
 class Sampler:
-    """What makes rollouts of prompts.
+    """Makes scored rollouts of prompts.
 
     Args:
         engine: samples the completions.
-        decode: lists of token ids to texts without special tokens.
-        rewards: terms of the reward.
-        sampling: how to draw.
-        group_size: G, completions per prompt.
+        decode: turns lists of token ids into texts without special tokens.
+        rewards: functions that score a completion; their weighted sum is its reward.
+        sampling: how completions are drawn.
+        group_size: G, the number of completions per prompt.
     """
 
     engine: Engine
@@ -61,7 +63,14 @@ class Sampler:
     group_size: int
 
     def __call__(self, prompts: PromptBatch, seed: int) -> Rollouts:
-        """B = P * G scored rollouts, those of one prompt together; advantages are 0."""
+        """Sample and score B = P * G rollouts; those of one prompt stand together.
+
+        Their advantages are 0; `collect` fills them in.
+
+        Args:
+            prompts: P prompts.
+            seed: what the completions depend on.
+        """
         groups = self.engine.generate(
             prompts.prompt_ids, self.sampling, num_completions=self.group_size, seed=seed
         )
@@ -80,7 +89,10 @@ class Sampler:
         return replace(rollouts, metrics=metrics)
 
     def take_part(self) -> None:
-        """Without prompts, in what the other ranks sample: they may share an engine, or weights."""
+        """Sample nothing while other processes sample.
+
+        Every process has to call the engine, because processes may share an engine or its weights.
+        """
         self.engine.generate([], self.sampling, num_completions=self.group_size, seed=0)
 
 
@@ -93,18 +105,23 @@ def collect(
     dynamic_sampling: DynamicSampling | None = None,
     refill: Callable[[int, int], PromptBatch] | None = None,
 ) -> Rollouts:
-    """The rollouts to train on, with advantages.
+    """Sample, score and select the rollouts to train on; every process must call it.
 
     Args:
         prompts: P prompts.
-        sampler: makes rollouts of prompts.
-        advantage: [P, G] rewards to [P, G] advantages.
-        seed: for everything that is drawn.
-        dynamic_sampling: None keeps every group.
-        refill: `(count, seed)` to that many other prompts; needed where there are refills.
+        sampler: makes scored rollouts of prompts.
+        advantage: turns [P, G] rewards into [P, G] advantages.
+        seed: what everything that is drawn here depends on.
+        dynamic_sampling: how prompts with equal rewards are replaced; None keeps them.
+        refill: function `(count, seed)` that returns `count` other prompts; needed where
+            `dynamic_sampling` has refills.
 
     Returns:
-        At most P * G rollouts. Their metrics are those of all that was sampled.
+        At most P * G rollouts with advantages. Their metrics cover everything that was sampled,
+        also what was dropped.
+
+    Raises:
+        ValueError: the advantage returns another shape, or numbers that are not finite.
     """
     sampled = sampler(prompts, seed)
     refills = 0
@@ -132,7 +149,7 @@ def collect(
 
 
 def _advantages(advantage: Advantage, rewards: Tensor) -> Tensor:
-    """[P, G] advantages of this rank's rewards, among those of all ranks."""
+    """[P, G] advantages for this process's rewards, computed from those of all processes."""
     every = of_all_processes(rewards)
     first = sum(len(part) for part in every[: process_index()])
     found = advantage(torch.cat(every))
@@ -147,15 +164,15 @@ def _advantages(advantage: Advantage, rewards: Tensor) -> Tensor:
 
 
 def _has_signal(rollouts: Rollouts, group_size: int) -> Tensor:
-    """[P] bool, which groups have rewards that differ."""
+    """[P] bool, True for each group whose rewards differ."""
     return ~is_constant(rollouts.rewards.view(-1, group_size))
 
 
 def _without_equal_groups(rollouts: Rollouts, group_size: int) -> tuple[Rollouts, int]:
-    """The groups whose rewards differ, and how many do not.
+    """Drop the groups whose rewards are equal; return the others, and how many were dropped.
 
-    Where none do on any rank, all stay, without advantage: a step that is logged and changes
-    nothing.
+    Where no process has a group whose rewards differ, all groups stay, with advantages of 0: such a
+    step is logged and changes nothing.
     """
     signal = _has_signal(rollouts, group_size)
     dropped = int((~signal).sum())
@@ -166,7 +183,7 @@ def _without_equal_groups(rollouts: Rollouts, group_size: int) -> tuple[Rollouts
 
 
 def joined(parts: Sequence[Rollouts]) -> Rollouts:
-    """Rollouts of several calls of one sampler, one after the other."""
+    """Join rollouts that one sampler made in several calls, one after the other."""
     if len(parts) == 1:
         return parts[0]
     return Rollouts(

@@ -1,4 +1,4 @@
-"""Rollouts to the parts that are trained: `minibatches`, one step each, and `pack` for memory."""
+"""Cuts the rollouts of a batch: `minibatches` into optimizer steps, `pack` into microbatches."""
 
 from __future__ import annotations
 
@@ -20,20 +20,30 @@ def pack(
     device: torch.device,
     token_weights: Tensor | None = None,
 ) -> Iterator[Microbatch]:
-    """Every rollout once, longest first, as many to a microbatch as the budget allows.
+    """Cut rollouts into microbatches, each with as many of the rollouts as the budget allows.
+
+    The longest rollouts come first, each rollout comes once. With a budget of 12, rollouts of
+    [5, 5, 5] tokens become the microbatches [[5, 5], [5]]. Rollouts of [2, 6, 4] tokens become
+    [[6, 4], [2]]: the one of 4 is padded to 6, so the first microbatch has 12 tokens and is full.
 
     Args:
         rollouts: B rollouts.
-        max_tokens: padded tokens of a microbatch, B * L.
-        pad_token_id: fills rows on the right; may equal a real token.
-        temperature: that the rollouts were sampled with.
-        device: where the microbatches go.
-        token_weights: [B], of each rollout's tokens in the loss; their mean when left out.
+        max_tokens: budget of a microbatch in tokens, padding included: rows times the longest row.
+        pad_token_id: token that fills rows on the right; may be one that also occurs in texts.
+        temperature: temperature that the rollouts were sampled with.
+        device: where the microbatches are made.
+        token_weights: [B] fp64, how much each token of a rollout counts in the loss; when left out,
+            the loss is the mean over all tokens of the step.
+
+    Returns:
+        An iterator over the microbatches; each is made when it is asked for.
 
     Raises:
-        ValueError: a rollout longer than the budget.
+        ValueError: a rollout is longer than the budget.
     """
-    tokens = rollouts.step_tokens or rollouts.num_completion_tokens
+    tokens = rollouts.step_tokens
+    if tokens is None:
+        tokens = rollouts.num_completion_tokens
     if token_weights is None:
         token_weights = torch.full((len(rollouts),), 1 / max(tokens, 1), dtype=torch.float64)
     weights = token_weights.to(torch.float32)
@@ -57,7 +67,7 @@ def pack(
         count = max_tokens // longest
         chosen, order = order[:count], order[count:]
         input_ids, mask = _padded(rollouts, chosen, longest, pad_token_id)
-        lengths = mask.sum(dim=1)  # tokens stand in the order of the mask, row by row
+        lengths = mask.sum(dim=1)  # values of tokens stand one after the other, row by row
         yield Microbatch(
             input_ids=input_ids.to(device),
             completion_mask=mask.to(device),
@@ -75,11 +85,19 @@ def pack(
 def same_number_per_process(
     microbatches: Iterable[Microbatch], device: torch.device
 ) -> Iterator[Microbatch]:
-    """The microbatches of this rank, and empty ones where another rank has more.
+    """Add empty microbatches where another process has more; every process must call it.
 
-    Every rank must call it. An empty one has two tokens, none of which is trained.
+    If one process has 3 microbatches and another 1, the second one gets 2 empty ones. Processes
+    that share the weights (FSDP) need this, because they run their forward passes together. An
+    empty microbatch has one row of two tokens, none of which is trained, and no rollout.
+
+    Args:
+        microbatches: the microbatches of this process.
+        device: where the empty ones are made.
     """
     own = list(microbatches)
+    everywhere = of_all_processes((len(own), own[0].num_completion_tokens if own else 0))
+    sizes, tokens_of_step = zip(*everywhere, strict=True)
     none = torch.zeros(0, dtype=torch.float32, device=device)
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
     empty = Microbatch(
@@ -89,15 +107,24 @@ def same_number_per_process(
         advantages=none,
         temperature=1.0,
         token_weights=none,
-        num_completion_tokens=0,
+        num_completion_tokens=max(tokens_of_step),
+        old_logprobs=none,
+        reference_logprobs=none,
     )
-    return iter(own + [empty] * (max(of_all_processes(len(own))) - len(own)))
+    return iter(own + [empty] * (max(sizes) - len(own)))
 
 
 def minibatches(rollouts: Rollouts, group_size: int, count: int, *, seed: int) -> list[Rollouts]:
-    """The rollouts in `count` parts of whole groups, in an order drawn from `seed`.
+    """Share out the groups of a batch among `count` optimizer steps, in an order drawn from `seed`.
 
-    Some parts are empty where there are fewer groups; one part keeps the order.
+    The 6 groups [0, 1, 2, 3, 4, 5] in 3 parts become, for instance, [[4, 2], [0, 1], [5, 3]]. Where
+    there are fewer groups than parts, some parts are empty. A single part keeps the order.
+
+    Args:
+        rollouts: B = P * G rollouts, in which those of one prompt stand together.
+        group_size: G, the number of completions per prompt; a group is never cut.
+        count: number of parts.
+        seed: what the order depends on.
     """
     groups = len(rollouts) // group_size
     if count == 1:
@@ -111,7 +138,7 @@ def minibatches(rollouts: Rollouts, group_size: int, count: int, *, seed: int) -
 
 
 def _tokens(parts: Sequence[Tensor], chosen: Sequence[int], device: torch.device) -> Tensor:
-    """[T] values of the chosen rollouts, one after the other."""
+    """[T] values of the tokens of the chosen rollouts, one rollout after the other."""
     return torch.cat([parts[i] for i in chosen]).to(device)
 
 
@@ -124,7 +151,7 @@ def _tokens_if_any(
 def _padded(
     rollouts: Rollouts, chosen: list[int], length: int, pad_token_id: int
 ) -> tuple[Tensor, Tensor]:
-    """[b, L] token ids and the mask of completion tokens."""
+    """[b, L] token ids of the chosen rollouts, and [b, L] bool, True for completion tokens."""
     input_ids = torch.full((len(chosen), length), pad_token_id, dtype=torch.int64)
     mask = torch.zeros(len(chosen), length, dtype=torch.bool)
     for row, i in enumerate(chosen):

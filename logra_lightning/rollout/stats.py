@@ -1,4 +1,4 @@
-"""What a batch of rollouts looks like, as numbers to plot."""
+"""Numbers to plot that describe a batch of rollouts, and the merging of those of several."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ _COUNT_ENDS = ("/errors", "/timeouts", "/worker_errors")
 
 
 def rollout_stats(rollouts: Rollouts, group_size: int) -> dict[str, float]:
-    """Metric name to value.
+    """Describe a batch of rollouts by numbers.
 
     Args:
-        rollouts: B = P * G rollouts, those of one prompt standing together.
-        group_size: G.
+        rollouts: B = P * G rollouts, in which those of one prompt stand together.
+        group_size: G, the number of completions per prompt.
 
     Returns:
-        `rollout/reward` and `rollout/length` (means), `rollout/length_min` and `length_max`,
-        `rollout/reward_std` (within a group), `rollout/zero_variance_frac` (share of groups with
-        equal rewards), `rollout/truncated_frac`, `rollout/samples` and `rollout/tokens`
-        (completions and their tokens), and `rewards/<name>` (mean where the term applies).
+        Metric name to value: `rollout/reward` and `rollout/length` (means over completions),
+        `rollout/length_min` and `rollout/length_max`, `rollout/reward_std` (standard deviation
+        within a group, mean over groups), `rollout/zero_variance_frac` (share of groups in which
+        all rewards are equal), `rollout/truncated_frac` (share of completions that were cut off),
+        `rollout/samples` (number of completions), `rollout/tokens` (number of their tokens), and
+        `rewards/<name>` (mean of each reward, over the completions that it applies to).
     """
     lengths = rollouts.lengths.to(torch.float32)
     groups = rollouts.rewards.view(-1, group_size)
@@ -47,10 +49,11 @@ def rollout_stats(rollouts: Rollouts, group_size: int) -> dict[str, float]:
 
 
 def merged_metrics(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The metrics of several samples as those of one.
+    """Merge the metrics of several sets of rollouts into those of all of them together.
 
-    Counts are added, `_min` and `_max` are extremes, all others means weighted by
-    `rollout/samples`.
+    Counts (such as `rollout/tokens`) are added. Of metrics that end in `_min` or `_max` the
+    smallest or largest is kept. All others are means, weighted by `rollout/samples`: a reward of 1
+    over 8 rollouts and of 4 over 4 rollouts make a reward of 2 over 12.
     """
     merged: dict[str, float] = {}
     for name in {name: None for part in parts for name in part}:

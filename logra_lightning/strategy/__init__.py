@@ -1,6 +1,7 @@
-"""Strategies that own the sketches: which weights, which rank, when sums become a step.
+"""Lightning strategies that train with sketches, on one device or several.
 
-Importing this registers them with Lightning, so that `strategy: sketch_ddp` works.
+Importing this registers them with Lightning under their names `sketch`, `sketch_ddp` and
+`sketch_fsdp`, so that `trainer.strategy: sketch_ddp` works.
 """
 
 from lightning.pytorch.strategies import StrategyRegistry

@@ -14,14 +14,17 @@ from logra_lightning.strategy.mixin import SketchMixin
 class SketchDDPStrategy(SketchMixin, DDPStrategy):
     """Gradient sketches on several devices, each with the whole model: `strategy: sketch_ddp`.
 
-    The module is not wrapped in `DistributedDataParallel`. Sketches and the few dense gradients are
-    added up once per step, so ranks may have different numbers of microbatches, and a module must
-    divide its loss by what the whole step has, over all ranks.
+    One process trains on each device. Sketches and the few dense gradients are summed over the
+    processes once per step; the module is not wrapped in `DistributedDataParallel`. So processes
+    may have different numbers of microbatches. Because gradients are summed and not averaged, the
+    module has to divide its loss by the number of tokens that all processes train in the step.
 
     Args:
-        process_group_backend: `nccl` on CUDA and `gloo` on CPUs when left out.
-        timeout_s: seconds after which a rank gives up on the others.
-        options: those of `SketchMixin`, and what the Trainer gives.
+        process_group_backend: how processes talk to each other; when left out, `nccl` on CUDA and
+            `gloo` on CPUs.
+        timeout_s: seconds that a process waits for the others before it fails.
+        options: `rank`, `targets` and the other options of `SketchMixin`, and what the Trainer
+            passes to every strategy.
     """
 
     strategy_name = "sketch_ddp"
@@ -39,6 +42,9 @@ class SketchDDPStrategy(SketchMixin, DDPStrategy):
         )
 
     def configure_ddp(self) -> None:
-        """Start from the weights and buffers of rank 0, as wrapping the module would."""
+        """Give every process the weights and buffers of process 0.
+
+        `DistributedDataParallel` would do this when it wraps the module.
+        """
         module = self._module
         copy_from_first_process_([p.data for p in module.parameters()] + list(module.buffers()))

@@ -1,4 +1,4 @@
-"""`SketchFSDPStrategy`: gradient sketches on several devices, each with a part of the weights."""
+"""`SketchFSDPStrategy`: gradient sketches on several devices that share the weights."""
 
 from __future__ import annotations
 
@@ -30,27 +30,32 @@ from logra_lightning.strategy.mixin import SketchMixin
 
 
 class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
-    """Gradient sketches on several devices that share out the weights (FSDP2): `sketch_fsdp`.
+    """Gradient sketches on several devices that share the weights (FSDP2): `strategy: sketch_fsdp`.
 
-    Weights, residuals and the moments of dense weights are cut by rows over all ranks; each layer
-    is gathered while it runs. Sketches are added up once per step, so that every rank has the whole
-    direction, which its engine needs too; each merges it into its own rows. Gradients of dense
-    weights are reduced by FSDP at every microbatch.
+    One process trains on each device and holds some rows of each weight: of 1,000 rows, four
+    processes hold 250 each. The same holds for residuals and for the moments of dense weights.
+    While a layer runs, its whole weights are gathered.
 
-    The models of `transformers` in the module are sharded layer by layer, embeddings and head in
-    groups of their own (in one where they are tied). A module that calls `fully_shard` itself, in
-    `configure_model`, is left as it is.
+    Sketches are summed over the processes once per step, so every process has the whole direction,
+    which its engine needs too, and merges it into the rows that it holds. Gradients of dense
+    weights are summed by FSDP in every backward pass.
 
-    Ranks make forward passes together, so each must make as many as the others; `PolicyModule` sees
-    to it. Checkpoints are those of the other strategies: one file that rank 0 writes.
+    The models of `transformers` in the module are sharded layer by layer. Embeddings and head are
+    gathered apart from the layers, and together where they are tied. A module that calls
+    `fully_shard` itself, in `configure_model`, is left as it is.
+
+    Processes run their forward passes together, so all of them must run the same number;
+    `PolicyModule` sees to it. Checkpoints are one file that process 0 writes, and any of our
+    strategies can load it.
 
     Args:
-        process_group_backend: `nccl` on CUDA and `gloo` on CPUs when left out.
-        timeout_s: seconds after which a rank gives up on the others.
-        options: those of `SketchMixin`.
+        process_group_backend: how processes talk to each other; when left out, `nccl` on CUDA and
+            `gloo` on CPUs.
+        timeout_s: seconds that a process waits for the others before it fails.
+        options: `rank`, `targets` and the other options of `SketchMixin`.
 
     Raises:
-        ValueError: torch older than 2.13.
+        ValueError: torch is older than 2.13.
     """
 
     strategy_name = "sketch_fsdp"
@@ -62,7 +67,7 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
         timeout_s: float = 1800.0,
         **options: Any,
     ) -> None:
-        if Version(torch.__version__).release < (2, 13):  # where FSDP2 knows heads that run apart
+        if Version(torch.__version__).release < (2, 13):  # older ones cannot run a head apart
             raise ValueError(f"sketch_fsdp needs torch 2.13 or newer, this is {torch.__version__}")
         super().__init__(
             data_parallel_size="auto",
@@ -74,31 +79,35 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
         )
 
     def setup_environment(self) -> None:
-        # Lightning's "auto" means tensor parallelism within a node.
+        # Lightning's "auto" would mean tensor parallelism within a node.
         self._data_parallel_size = self.num_nodes * self.num_processes
         self._tensor_parallel_size = 1
         super().setup_environment()
 
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
-        # What FSDP gathers for the first time in inference mode could never be trained.
+        # A weight that FSDP gathers for the first time in inference mode can never be trained.
         trainer = model.trainer
         for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
             loop.inference_mode = False
         trainer.fit_loop.epoch_loop.val_loop.inference_mode = False
 
     def model_to_device(self) -> None:
-        """Shard the weights, then move what is left; after every cast and before the optimizer."""
+        """Shard the weights, then move the rest to the device.
+
+        Lightning calls this after it has cast the module, and before it makes the optimizer.
+        """
         module = self._module
         if self._is_fitting:
-            self.freeze_targets()  # FSDP asks once which weights get a gradient
+            self.freeze_targets()  # FSDP asks only once which weights get a gradient
         if not parts_of(module):
             shard_(module, self.device_mesh["data_parallel"])
         for part in parts_of(module):
-            # A sum: losses divide by the tokens of the whole step. Plain, since gloo has no other.
+            # Sum gradients, since losses divide by the tokens of the whole step. A plain sum, since
+            # gloo knows no other.
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
-            part.set_reduce_scatter_unused_params(True)  # another rank may have used them
+            part.set_reduce_scatter_unused_params(True)  # another process may have used them
         _check_placements(module, self.world_size)
         super().model_to_device()
         rest = [p.data for p in module.parameters() if not is_sharded(p)]
@@ -106,29 +115,29 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
 
     def sum_gradients(self, optimizer: Optimizer) -> None:
         for part in parts_of(self._module):
-            part.reshard()  # what a pass without a backward left gathered would soon be old
+            part.reshard()  # weights left gathered by a pass without a backward would soon be old
         super().sum_gradients(optimizer)
 
-    # Checkpoints: as if nothing were sharded.
+    # Checkpoints look as if nothing were sharded.
 
     @property
     def lightning_restore_optimizer(self) -> bool:
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """All rows of all weights on rank 0; every rank must call it."""
+        """All rows of all weights, in process 0 only; every process must call it."""
         return {
             name: on_first_process(whole(value)) if is_sharded(value) else value
             for name, value in self._module.state_dict().items()
         }
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Each rank takes its own rows."""
+        """Load the rows that this process holds, from a checkpoint that has all of them."""
         saved, own = checkpoint["state_dict"], self._module.state_dict()
         if strict and saved.keys() != own.keys():
             raise ValueError(
                 f"the checkpoint is of another model: it lacks {_some(own, saved)} and has "
-                f"{_some(saved, own)} beyond it"
+                f"{_some(saved, own)} that this model does not have"
             )
         for name in own.keys() & saved.keys():
             value = own[name]
@@ -157,8 +166,12 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
 def shard_(module: LightningModule, mesh: DeviceMesh) -> None:
     """Shard the `transformers` models in a module, layer by layer.
 
+    Args:
+        module: where the models are looked for.
+        mesh: the processes that share the weights.
+
     Raises:
-        ValueError: there is none, or one that does not say what its layers are.
+        ValueError: there is no such model, or one that does not say what its layers are.
     """
     models = list(_models(module))
     if not models:
@@ -168,7 +181,7 @@ def shard_(module: LightningModule, mesh: DeviceMesh) -> None:
         )
     for model in models:
         names = set(model._no_split_modules or ())
-        # From within outwards, as FSDP wants it where one lies in another.
+        # Where one layer lies in another, FSDP wants the inner one first.
         layers = [m for m in reversed(list(model.modules())) if type(m).__name__ in names]
         if not layers:
             raise ValueError(
@@ -181,31 +194,31 @@ def shard_(module: LightningModule, mesh: DeviceMesh) -> None:
         ends = [[embedding, head]] if is_tied else [[embedding], *([[head]] if head else [])]
         tops = [[model.base_model], *([[model]] if model.base_model is not model else [])]
         for group in [*([layer] for layer in layers), *ends, *tops]:
-            # Also the outermost: what it kept after a pass without a backward would grow old.
+            # Reshard the outermost group too: what it kept gathered would soon be old.
             fully_shard(
                 group if len(group) > 1 else group[0], mesh=mesh, reshard_after_forward=True
             )
         if not is_tied:
             embedding.set_unshard_in_backward(False)  # its gradient needs no weight
-        # Otherwise the first module that runs would take itself for the outermost.
+        # Without this, the first module that runs would take itself for the outermost.
         model._get_fsdp_state()._lazy_init()
 
 
-def _check_placements(module: nn.Module, ranks: int) -> None:
-    """Refuse weights that are cut in another way than `logra_lightning.sharding` knows."""
+def _check_placements(module: nn.Module, processes: int) -> None:
+    """Refuse weights that are cut in another way than `distributed.sharding` knows."""
     for name, param in module.named_parameters():
         if not isinstance(param, DTensor):
             continue
-        if not is_cut_by_rows(param) or param.device_mesh.size() != ranks:
+        if not is_cut_by_rows(param) or param.device_mesh.size() != processes:
             raise ValueError(
-                f"sketch_fsdp needs weights that are sharded by rows over all {ranks} ranks, "
-                f"{name!r} has {param.placements} over {param.device_mesh.size()}: call "
+                f"sketch_fsdp needs weights that are sharded by rows over all {processes} "
+                f"processes, {name!r} has {param.placements} over {param.device_mesh.size()}: call "
                 f"fully_shard with mesh=self.device_mesh['data_parallel']"
             )
 
 
 def _models(module: nn.Module) -> Iterator[Any]:
-    """The outermost `transformers` models."""
+    """The outermost `transformers` models in a module."""
     for child in module.children():
         if hasattr(child, "_no_split_modules"):
             yield child
@@ -214,5 +227,6 @@ def _models(module: nn.Module) -> Iterator[Any]:
 
 
 def _some(names: Mapping[str, Any], without: Mapping[str, Any]) -> str:
+    """The first three names that `without` does not have, for a message."""
     found = sorted(names.keys() - without.keys())
     return ", ".join(map(repr, found[:3])) + (" ..." if len(found) > 3 else "") or "nothing"

@@ -1,8 +1,9 @@
-"""`SketchMixin`: what makes a Lightning strategy own the sketches of the weights.
+"""`SketchMixin`: what makes a Lightning strategy own the sketches.
 
-It goes in front of the strategy. It freezes the targets, so that no dense gradient of theirs ever
-exists, hooks them when training is set up, and starts the next step's sums after each optimizer
-step. It works with any `LightningModule` in manual optimization.
+It stands before the strategy in the list of base classes. When training is set up, it freezes the
+layers to sketch, so that they never have a dense gradient, and hooks them, so that each backward
+pass adds to their sketches. After each optimizer step it sets the sketches to zero. It works with
+any `LightningModule` in manual optimization.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from logra_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
+from logra_lightning.distributed.gradients import sum_dense_gradients_
 from logra_lightning.distributed.processes import (
     num_processes,
     of_all_processes,
@@ -27,28 +29,30 @@ from logra_lightning.distributed.sharding import is_sharded
 from logra_lightning.optim.row_adam import RowAdam
 from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, find_targets
 from logra_lightning.sketch.capture import SketchCapture
-from logra_lightning.strategy.dense_gradients import sum_dense_gradients_
 from logra_lightning.strategy.parent_watch import exit_with_parent
 
 _SUPPORTED_PRECISION = ("32-true", "bf16-mixed", "bf16-true")
 
 
 class SketchMixin(Strategy):
-    """What makes a strategy a sketching one.
+    """Makes a Lightning strategy train with sketches.
 
     Args:
-        rank: columns of every sketch; at most the in_features of every target. Memory and time
-            grow with it, noise falls with it.
-        targets: last parts of the names of the linear layers to sketch. Embeddings and the output
-            head cannot be.
-        projection: `rademacher` (random signs) or `gaussian` (four times the memory).
-        projection_seed: of the projections, the same on every rank.
-        options: of the strategy behind it; most are given by the Trainer.
+        rank: number of columns of every sketch; at most the `in_features` of each layer that is
+            sketched. With a higher rank, sketches take more memory and time and have less noise.
+        targets: names of the linear layers to sketch, by their last part: `q_proj` means
+            `model.layers.0.self_attn.q_proj` and all others that end so. Embeddings and the output
+            head cannot be sketched.
+        projection: kind of random numbers that gradients are projected with: `rademacher` (signs),
+            or `gaussian`, which takes four times the memory.
+        projection_seed: seed of the projections; must be the same in every process.
+        options: options of the strategy that follows in the list of base classes. The Trainer
+            passes most of them.
 
     Attributes:
-        sketches: the `SketchBank` during `fit`, else None.
-        shards_weights: whether each rank holds a part of the weights only, so that ranks must make
-            forward passes together.
+        sketches: the sketches during `fit`, None before and after it.
+        shards_weights: whether each process holds only some rows of each weight, so that processes
+            have to run their forward passes together.
     """
 
     sketches: SketchBank | None = None
@@ -75,7 +79,7 @@ class SketchMixin(Strategy):
         self.projection_seed = projection_seed
 
     def connect(self, model: LightningModule) -> None:
-        """Refuse what cannot work while nothing has been set up yet."""
+        """Refuse options that cannot work, before anything has been set up."""
         super().connect(model)
         trainer = model.trainer
         if model.automatic_optimization:
@@ -95,13 +99,16 @@ class SketchMixin(Strategy):
         super().setup_environment()
         environment = getattr(self, "cluster_environment", None)
         if isinstance(environment, LightningEnvironment) and environment.local_rank() > 0:
-            exit_with_parent()  # where nobody else started the processes
+            exit_with_parent()  # process 0 started this one, so no launcher watches both
 
     def freeze_targets(self) -> dict[str, nn.Linear]:
-        """Leave the sketched weights without a gradient of their own, once; name to module."""
+        """Turn off the dense gradients of the layers to sketch, and return these by name.
+
+        A second call returns the same layers.
+        """
         if self._sketched is None:
             modules = find_targets(self._module, self.targets)
-            # A frozen copy, such as a reference model, is none of our business.
+            # Copies that the module has frozen, such as a reference model, are not trained.
             modules = {name: m for name, m in modules.items() if m.weight.requires_grad}
             if not modules:
                 raise ValueError(
@@ -114,7 +121,7 @@ class SketchMixin(Strategy):
         return self._sketched
 
     def setup_optimizers(self, trainer: Trainer) -> None:
-        """Freeze and hook the targets, then let the module configure its optimizer."""
+        """Freeze and hook the layers to sketch, then let the module configure its optimizer."""
         self.sketches = SketchBank(
             self.freeze_targets(),
             self.rank,
@@ -141,8 +148,8 @@ class SketchMixin(Strategy):
         fingerprints = of_all_processes(self.sketches.fingerprint())
         if len(set(fingerprints)) > 1:
             raise RuntimeError(
-                f"ranks hold different projections, so their sketches cannot be added: give all "
-                f"of them the same trainer.strategy.init_args, model and code (fingerprints "
+                f"processes hold different projections, so their sketches cannot be added: give "
+                f"all of them the same trainer.strategy.init_args, model and code (fingerprints "
                 f"{', '.join(fingerprints)})"
             )
 
@@ -153,7 +160,7 @@ class SketchMixin(Strategy):
         model: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """One optimizer step on the sums of all its microbatches; then they start again at zero."""
+        """Take a step with what all processes have summed, then set the sketches to zero."""
         self.sum_gradients(optimizer)
         result = super().optimizer_step(optimizer, closure, model, **kwargs)
         assert self.sketches is not None
@@ -162,9 +169,9 @@ class SketchMixin(Strategy):
         return result
 
     def sum_gradients(self, optimizer: Optimizer) -> None:
-        """Add up over all ranks what they have accumulated; one process has all of it.
+        """Sum sketches and dense gradients over all processes.
 
-        Gradients of sharded weights are left alone: FSDP has reduced them.
+        Gradients of sharded weights are left alone: FSDP has already summed them.
         """
         if num_processes() == 1:
             return
@@ -174,12 +181,12 @@ class SketchMixin(Strategy):
         sum_dense_gradients_([p for p in dense if not is_sharded(p)], self.root_device)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """As the optimizer says, and without moving its counters to the device."""
+        """Load the state as the optimizer does; Lightning would move its counters to the device."""
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             optimizer.load_state_dict(state)
 
     def teardown(self) -> None:
-        """Leave the module as it was."""
+        """Leave the module as it was before training: no hooks, and gradients turned on again."""
         if self._capture is not None:
             self._capture.remove()
         for module in (self._sketched or {}).values():
@@ -200,7 +207,7 @@ class SketchMixin(Strategy):
 
 
 def check_trainer_options(trainer: Trainer) -> None:
-    """Refuse Trainer options that mean nothing in manual optimization, naming ours instead."""
+    """Refuse Trainer options that have no effect in manual optimization; name ours instead."""
     if trainer.gradient_clip_val is not None:
         raise ValueError(
             f"trainer.gradient_clip_val={trainer.gradient_clip_val} has no effect in manual "

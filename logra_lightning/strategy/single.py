@@ -9,7 +9,7 @@ from logra_lightning.strategy.mixin import SketchMixin
 
 
 class SketchStrategy(SketchMixin, SingleDeviceStrategy):
-    """Gradient sketches on one device: `strategy: sketch`. Options are those of `SketchMixin`."""
+    """Gradient sketches on one device: `strategy: sketch`, with the options of `SketchMixin`."""
 
     strategy_name = "sketch"
 

@@ -31,7 +31,7 @@ def microbatch(
         "rollout_logprobs": torch.zeros(total, dtype=torch.float64),
         "advantages": tensor(advantages),
         "temperature": 1.0,
-        "token_weights": torch.full((total,), 1 / total, dtype=torch.float64),
+        "token_weights": torch.full((total,), 1 / max(total, 1), dtype=torch.float64),
         "num_completion_tokens": total,
     }
     return Microbatch(**(defaults | fields))

@@ -75,6 +75,13 @@ def test_running_baseline_is_a_moving_average_that_a_checkpoint_carries() -> Non
         assert run.baseline == 3.0
 
 
+def test_an_advantage_that_remembers_nothing_adds_nothing_to_a_checkpoint() -> None:
+    advantage = GRPO()
+    assert advantage.state_dict() == {}
+    advantage.load_state_dict({})
+    assert of(advantage, [[1.0, 1.0]]) == [[0.0, 0.0]]
+
+
 @pytest.mark.parametrize(
     "group",
     [[1, 1, 1, 1], [0, 0, 0, 0], [0.3, 0.3, 0.3, 0.3], [1, 1, 1, 1 + 1e-9], [1e6 + 0.1] * 4],

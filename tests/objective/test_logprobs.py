@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from logra_lightning.objective import Head, token_logprobs
-from logra_lightning.objective.logprobs import plain_token_logprobs
 from tests.peak import peak_bytes
 
 
@@ -16,6 +15,15 @@ def inputs(tokens: int = 23, vocabulary: int = 61, size: int = 16) -> tuple[Tens
     hidden = torch.randn(tokens, size, generator=generator, requires_grad=True)
     weight = torch.randn(vocabulary, size, generator=generator, requires_grad=True)
     return hidden, weight, torch.randint(0, vocabulary, (tokens,), generator=generator)
+
+
+def plain_token_logprobs(
+    hidden: Tensor, completion_ids: Tensor, head: Head, *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """The definition, with all logits at once."""
+    distribution = torch.log_softmax(head.logits(hidden) / temperature, dim=-1)
+    logprobs = distribution.gather(-1, completion_ids[:, None])[:, 0]
+    return logprobs, -(distribution.exp() * distribution).sum(dim=-1).detach()
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 23, 100])
@@ -39,6 +47,15 @@ def test_chunked_equals_plain_in_value_and_gradient(
         results.append((logprobs, entropy, hidden.grad, weight.grad, bias.grad))
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_no_tokens_have_no_logprobs_and_yet_a_graph() -> None:
+    hidden, weight, targets = inputs(tokens=0)
+    logprobs, entropies = token_logprobs(hidden, targets, Head(weight), temperature=1.0)
+    assert logprobs.shape == entropies.shape == (0,)
+    logprobs.sum().backward()
+    assert weight.grad is not None
+    assert not weight.grad.any()
 
 
 def test_logits_never_exist_whole() -> None:

@@ -17,6 +17,7 @@ from logra_lightning.objective import (
     NoCorrection,
     Objective,
     PPOClip,
+    ProductMask,
     Reinforce,
     TokenMask,
 )
@@ -133,6 +134,30 @@ def test_a_masked_token_trains_neither_kl_nor_entropy() -> None:
     gradient = everything(TokenMask(0.9, 2.0))
     assert (gradient[:, masked] == 0).all()
     assert (gradient[:, ~masked] != 0).all()
+
+
+@pytest.mark.parametrize("correction", [Truncation(2.0), ProductMask(), NoCorrection()])
+@pytest.mark.parametrize("loss", [PPOClip(), CISPO(), GSPO(), Reinforce()])
+def test_an_empty_microbatch_has_loss_zero_with_a_graph_and_leaves_no_trace(
+    loss: Loss, correction: Correction
+) -> None:
+    objective = Objective(loss, correction, K3(0.5), entropy_coefficient=0.1)
+    value, x, stats = run(objective, slice(0, 0))
+    assert value.item() == 0.0
+    (gradient,) = torch.autograd.grad(value, x)
+    assert gradient.shape == (0,)
+    assert stats.values() == {}
+
+
+def test_empty_microbatches_change_no_statistics() -> None:
+    objective = Objective(PPOClip(), Truncation(2.0))
+    _, _, alone = run(objective)
+    _, _, stats = run(objective)
+    empty = microbatch([], num_completion_tokens=4)
+    for _ in range(2):  # after the others of a step, and as a step with nothing else
+        objective(tensor([], grad=True), tensor([]), empty, stats)
+        stats.begin_step()
+    assert stats.values() == alone.values()
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from logra_lightning.rollout import minibatches, pack
+from logra_lightning.rollout import minibatches, pack, packing, same_number_per_process
 from logra_lightning.types import Completion, Microbatch, Rollouts
 
 CPU = torch.device("cpu")
@@ -84,6 +84,29 @@ def test_nothing_to_train_makes_no_microbatch() -> None:
     assert packed(rollouts([[1]], [[5]]).select([]), 100) == []
 
 
+@pytest.mark.parametrize("own", [1, 0])
+def test_a_process_with_fewer_microbatches_makes_empty_ones(
+    own: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process has 3 microbatches of a step of 12 tokens."""
+    monkeypatch.setattr(packing, "of_all_processes", lambda value: [value, (3, 12)])
+    batch = replace(rollouts([[1]] * own, [[5, 6]] * own), step_tokens=12)
+    made = list(same_number_per_process(packed(batch, 100), CPU))
+    assert [len(m.rollouts) for m in made] == [1] * own + [0] * (3 - own)
+    for m in made[own:]:
+        assert m.input_ids.shape == (1, 2)
+        assert m.completion_ids.tolist() == m.advantages.tolist() == []
+        assert m.old_logprobs is not None
+        assert m.reference_logprobs is not None
+        assert m.num_completion_tokens == 12
+
+
+def test_one_process_makes_no_empty_microbatch() -> None:
+    made = packed(rollouts([[1]] * 2, [[5], [6, 7]]), 3)
+    assert list(same_number_per_process(made, CPU)) == made
+    assert list(same_number_per_process([], CPU)) == []
+
+
 def test_minibatches_are_whole_groups_and_every_rollout_comes_once() -> None:
     batch = rollouts([[i] for i in range(12)], [[i + 1] for i in range(12)])
     parts = minibatches(batch, 2, 3, seed=1)
@@ -112,3 +135,11 @@ def test_the_step_of_all_ranks_is_the_denominator() -> None:
     (microbatch,) = packed(batch, 100)
     assert microbatch.token_weights.tolist() == pytest.approx([1 / 12] * 3)
     assert microbatch.num_completion_tokens == 12
+
+
+def test_rollouts_without_the_counts_of_a_step_are_the_whole_step() -> None:
+    batch = rollouts([[1]] * 2, [[5], [6, 7]])
+    assert (batch.step_tokens, batch.step_rollouts) == (None, None)
+    (microbatch,) = packed(batch, 100)
+    assert microbatch.token_weights.tolist() == pytest.approx([1 / 3] * 3)
+    assert microbatch.num_completion_tokens == 3

@@ -45,7 +45,7 @@ if __name__ == "__main__":
         from logra_lightning import SketchDDPStrategy
         run(mine, 2, other, strategy=SketchDDPStrategy(rank=32, projection_seed=rank))
     except RuntimeError as error:
-        assert "ranks hold different projections" in str(error), error
+        assert "processes hold different projections" in str(error), error
     else:
         raise AssertionError("different projections were not noticed")
     print(f"rank {{rank}} done")

@@ -1,11 +1,11 @@
-"""Dense gradients over all ranks; in one process they are what they were."""
+"""Dense gradients summed over processes; a single process keeps its own."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from logra_lightning.strategy.dense_gradients import sum_dense_gradients_
+from logra_lightning.distributed.gradients import sum_dense_gradients_
 
 
 def test_one_process_keeps_its_gradients_and_their_absence() -> None:

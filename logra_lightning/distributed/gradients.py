@@ -1,4 +1,4 @@
-"""Dense gradients over all ranks, where nothing else adds them up."""
+"""Sums, over all processes, the dense gradients that nothing else sums."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from logra_lightning.distributed.processes import sum_over_processes_
 
 
 def sum_dense_gradients_(params: Sequence[Parameter], device: torch.device) -> None:
-    """Add up the gradients of each parameter over all ranks, in fp32 and in one reduction.
+    """Replace each parameter's gradient by its sum over all processes.
 
-    A rank whose rollouts are all masked has no gradient where the others have one.
+    All gradients travel in one fp32 tensor, so there is one message however many parameters there
+    are. A process whose rollouts are all masked has no gradients: it adds zeros, and gets the sum
+    of the others. A parameter without a gradient in any process keeps none.
+
+    Args:
+        params: the same parameters in the same order in every process.
+        device: where the tensor that is sent is made.
     """
     if not params:
         return
@@ -26,6 +32,6 @@ def sum_dense_gradients_(params: Sequence[Parameter], device: torch.device) -> N
     )
     flat = torch.cat([has_gradient, *(part.reshape(-1) for part in parts)])
     sum_over_processes_(flat)
-    anywhere, *sums = flat.split([len(params), *(p.numel() for p in params)])
-    for param, total, count in zip(params, sums, anywhere.tolist(), strict=True):
+    counts, *sums = flat.split([len(params), *(p.numel() for p in params)])
+    for param, total, count in zip(params, sums, counts.tolist(), strict=True):
         param.grad = total.view_as(param).to(param.dtype) if count else None
