@@ -236,10 +236,10 @@ def check_lengths(
     """Raise ValueError when prompt and completion fit neither the model nor a microbatch.
 
     Args:
-        longest_prompt: tokens of the longest prompt.
-        max_tokens: tokens of the longest training completion.
-        eval_max_tokens: tokens of the longest validation completion.
-        context: most tokens that the model and the engine can read.
+        longest_prompt: number of tokens of the longest prompt.
+        max_tokens: number of tokens of the longest training completion.
+        eval_max_tokens: number of tokens of the longest validation completion.
+        context: number of tokens that both the model and the engine can read.
         max_tokens_per_microbatch: padded tokens of one forward and backward pass.
     """
     total = longest_prompt + max(max_tokens, eval_max_tokens)

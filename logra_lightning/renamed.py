@@ -50,7 +50,7 @@ def renamed_in(arguments: Sequence[str]) -> str:
     """One line that names the first old path among the arguments or in files that they name.
 
     Args:
-        arguments: of the command line, such as `["fit", "--config", "my.yaml", "--model.loss=x"]`.
+        arguments: words of the command line, such as `["fit", "--config", "my.yaml"]`.
 
     Returns:
         The message, empty where nothing was renamed.

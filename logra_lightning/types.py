@@ -1,8 +1,8 @@
 """The records that travel from the data to the loss, checked where they are made.
 
 `PromptBatch` comes from a dataloader, `Rollouts` from an engine and the rewards, `Microbatch` from
-`rollout.pack`. Shape letters: P prompts, G completions per prompt, B = P * G rollouts, L padded
-tokens, T completion tokens of a microbatch, one after the other.
+`rollout.pack`. Shape letters: P prompts, G completions per prompt, B = P * G rollouts, L tokens of
+a padded row, T completion tokens of a microbatch, in one row after the other.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class PromptBatch:
 
     Args:
         prompt_ids: P lists of token ids, none empty.
-        columns: column name to P values, as the data set holds them; rewards ask for them by name.
-        rows: P row numbers in the data set; -1 where there is none.
+        columns: name of each column of the data set to its P values; rewards ask for them by name.
+        rows: P row numbers in the data set; -1 for a prompt that comes from no data set.
 
     Raises:
         ValueError: an empty prompt or a column of another length.
@@ -87,8 +87,9 @@ class Completion:
     """What an engine returns for one prompt.
 
     Args:
-        token_ids: n token ids, with the end-of-sequence token where it was drawn.
-        logprobs: [n] fp32, nats, under the distribution that was sampled from.
+        token_ids: n token ids; the last one is the end-of-sequence token if that was drawn.
+        logprobs: [n] fp32, nats, the logprob of each token under the distribution that it was
+            sampled from.
         truncated: whether the completion was cut off by `max_tokens`.
     """
 
@@ -111,14 +112,15 @@ class Rollouts:
     Args:
         prompt_ids: B lists of token ids.
         completions: B completions.
-        rewards: [B] fp32, weighted sum.
-        rewards_by_name: name to [B] fp32, before weights; NaN where a reward does not apply.
+        rewards: [B] fp32, the weighted sum of all rewards.
+        rewards_by_name: name of each reward to [B] fp32, before its weight; NaN where the reward
+            does not apply.
         advantages: [B] fp32.
         rows: B row numbers in the data set; -1 where there is none.
-        metrics: tag to value, of what was sampled; logged as it is.
-        old_logprobs: B tensors of [n] fp32, nats, of each completion's tokens under the policy as
-            it was when the batch began; None where it is the policy of this very step.
-        reference_logprobs: the same under the frozen reference; None without one.
+        metrics: tag to value, what is logged about the rollouts that were sampled.
+        old_logprobs: B tensors of [n] fp32, nats, the logprobs of each completion's tokens under
+            the policy as it was when the batch began; None where that is the policy of this step.
+        reference_logprobs: the same under the frozen reference; None without a reference.
         step_tokens: completion tokens that all processes together train in the optimizer step; None
             where these rollouts are the whole step.
         step_rollouts: rollouts that all processes together train in the optimizer step; None where
@@ -173,11 +175,17 @@ class Rollouts:
         )
 
     def spread(self, count: int) -> Rollouts:
-        """`count` of the rollouts, evenly spaced; all where there are fewer."""
+        """Pick `count` rollouts, evenly spaced; all of them where there are fewer.
+
+        Of 10 rollouts and `count` 4 it picks the positions [0, 2, 5, 7].
+        """
         return self if count >= len(self) else self.select(evenly_spaced(len(self), count))
 
     def cut(self, max_tokens: int) -> Rollouts:
-        """Completions cut off where prompt and completion reach `max_tokens`; one token stays."""
+        """Cut completions off where prompt and completion reach `max_tokens`; one token stays.
+
+        With `max_tokens` 6, a prompt of 3 and a completion of 5 tokens keep 3 and 3.
+        """
         completions = []
         for prompt, completion in zip(self.prompt_ids, self.completions, strict=True):
             keep = max(1, max_tokens - len(prompt))
@@ -190,12 +198,12 @@ class Rollouts:
 
     @property
     def lengths(self) -> Tensor:
-        """[B] int64, completion tokens of each rollout."""
+        """[B] int64, the number of completion tokens of each rollout."""
         return torch.tensor([len(c.token_ids) for c in self.completions], dtype=torch.int64)
 
     @property
     def num_completion_tokens(self) -> int:
-        """Completion tokens of all rollouts."""
+        """The number of completion tokens of all rollouts together."""
         return sum(len(completion.token_ids) for completion in self.completions)
 
     @property
@@ -216,19 +224,23 @@ class Rollouts:
 class Microbatch:
     """Rollouts for one forward and backward pass, padded on the right.
 
-    Padding on the right of a causal model changes nothing to its left, so no attention mask is
-    needed and none is guessed from token values: a padding token may equal the end of sequence.
+    In a causal model, padding on the right changes nothing to its left. So there is no attention
+    mask, and none is guessed from token values: the padding token may be the end-of-sequence token.
+
+    Two rollouts, [4 | 5 6 7] and [3 2 | 5] (prompt | completion), become `input_ids`
+    [[4, 5, 6, 7], [3, 2, 5, 0]] and `completion_mask` [[0, 1, 1, 1], [0, 0, 1, 0]], so T is 4.
 
     Args:
         input_ids: [B, L] int64, prompt then completion then padding.
         completion_mask: [B, L] bool, true where a token is trained.
-        rollout_logprobs: [T] fp32, nats, of the tokens where `completion_mask`, row by row.
-        advantages: [T] fp32, of the same tokens.
-        temperature: that the tokens were sampled with; divides the policy's logits too.
-        token_weights: [T] fp32, of each token in the loss; they add up to 1 over all microbatches
-            and ranks of a step where the loss is a mean.
-        num_completion_tokens: of the whole step over all ranks.
-        rollouts: B positions of its rollouts in the batch.
+        rollout_logprobs: [T] fp32, nats, the engine's logprobs of the tokens where
+            `completion_mask` is true, row by row.
+        advantages: [T] fp32, the advantage of each of these tokens.
+        temperature: the sampling temperature, which divides the policy's logits too.
+        token_weights: [T] fp32, the weight of each token in the loss; where the loss is a mean,
+            they add up to 1 over all microbatches and processes of a step.
+        num_completion_tokens: trained tokens of the whole step over all processes.
+        rollouts: position of each of its B rollouts in the batch.
         old_logprobs: [T] fp32, nats, under the policy when the batch began; None where that is the
             policy of this step.
         reference_logprobs: [T] fp32, nats, under the frozen reference; None without one.
@@ -256,16 +268,16 @@ class Microbatch:
 
     @property
     def completion_ids(self) -> Tensor:
-        """[T] int64, the trained tokens."""
+        """[T] int64, the ids of the trained tokens."""
         return self.input_ids[self.completion_mask]
 
     @property
     def lengths(self) -> Tensor:
-        """[B] int64, trained tokens of each rollout."""
+        """[B] int64, the number of trained tokens of each rollout."""
         return self.completion_mask.sum(dim=1)
 
     def rollout_mean(self, values: Tensor) -> Tensor:
-        """[T] values to [T]: each token gets the mean over its rollout."""
+        """Give each token the mean over its rollout: [T] values to [T]."""
         lengths = self.lengths
         parts = values.split(lengths.tolist())
         return torch.stack([part.mean() for part in parts]).repeat_interleave(lengths)

@@ -45,7 +45,7 @@ def policy_source(path: str, policy: Any) -> dict[str, Any]:
 
     Args:
         path: folder or hub name that the policy was loaded from.
-        policy: of `transformers`.
+        policy: the `transformers` model that was loaded from there.
 
     Returns:
         `model` (as given), `folder` (in full; None for a hub name), and `config` and
@@ -102,7 +102,13 @@ def plain_attention(policy: Any) -> Iterator[None]:
 
 
 def freeze_(policy: nn.Module, targets: Sequence[str], *, train_others: bool) -> None:
-    """Leave a gradient to the targets' weights, and to all others where `train_others`."""
+    """Let only the targets' weights have a gradient, or all weights with `train_others`.
+
+    Args:
+        policy: changed in place.
+        targets: names of the layers to train, by their last part, such as `q_proj`.
+        train_others: leave a gradient to all other weights too.
+    """
     trained = {id(module.weight) for module in find_targets(policy, targets).values()}
     for param in policy.parameters():
         param.requires_grad_(train_others or id(param) in trained)
@@ -116,5 +122,5 @@ def stop_token_ids(policy: Any, tokenizer: Any) -> list[int]:
 
 
 def context_length(policy: Any) -> int:
-    """Most tokens that the model can read."""
+    """The number of tokens that the model can read at most."""
     return policy.config.get_text_config().max_position_embeddings

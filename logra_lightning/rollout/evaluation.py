@@ -30,7 +30,7 @@ def evaluate(prompts: PromptBatch, *, sampler: Sampler, seed: int) -> list[dict[
         P * G rows of `row`, `source`, `prompt`, `completion`, `answer` (what it counts for in a
         vote, or None), `reward`, `length` (tokens) and `truncated`.
     """
-    if len(prompts) == 0:  # this rank's share of a last, small batch
+    if len(prompts) == 0:  # this process's share of a last, small batch
         sampler.take_part()
         return []
     rollouts = sampler(prompts, seed)
@@ -172,7 +172,7 @@ class EvalMetrics:
         Args:
             rows: P * n rows, the n completions of a prompt standing together.
             completions: n.
-            success_reward: as in `update`.
+            success_reward: see `update`.
         """
         if not rows:
             return

@@ -14,7 +14,7 @@ from logra_lightning.distributed.sharding import gathered
 from logra_lightning.kl import KLProbe
 from logra_lightning.policy.head import final_hidden, head_of
 from logra_lightning.policy.load import plain_attention
-from logra_lightning.rollout import pack, same_number_per_process
+from logra_lightning.rollout.packing import pack, same_number_per_process
 from logra_lightning.types import Microbatch, Rollouts
 
 _TOKENS = 2048  # padded tokens of one forward pass, which is in fp32 and has plain attention
@@ -35,11 +35,12 @@ def rollout_probe(
     Args:
         policy: a `transformers` causal language model.
         rollouts: all of them are used.
-        temperature: that they were sampled with.
-        pad_token_id: fills rows on the right.
-        device: of the policy.
-        mismatch: as in `KLProbe`.
-        together: make as many forward passes on all ranks; then every rank must call this.
+        temperature: the temperature that they were sampled with.
+        pad_token_id: the token that fills rows on the right.
+        device: where the policy is.
+        mismatch: see `KLProbe`.
+        together: let all processes make the same number of forward passes, as sharded weights
+            need it; then every process must call this.
     """
     sizes = [
         len(prompt) + len(completion.token_ids)
