@@ -1,11 +1,12 @@
-"""Bytes and seconds of each way to update a vLLM engine, and what our engine costs in sampling.
+"""Measures each way to update a vLLM engine, and whether our engine samples as fast as vLLM alone.
 
     python benchmarks/weight_sync.py --model FOLDER
 
-The first table compares the modes of `WeightSync` with vLLM's own `reload_weights`, which everybody
-else uses; the second `VLLMEngine` with bare `vllm.LLM`, as it comes (weights packed on a CPU, no
-logprobs) and like for like (plain weights, the logprob of each token). Bare engines run beside ours
-in one process, all sample completions of equal length, and rounds take turns.
+The first table has the bytes and seconds of the modes of `WeightSync`, beside vLLM's own
+`reload_weights`, which everybody else uses. The second table has the tokens per second of
+`VLLMEngine`, beside a bare `vllm.LLM` as it comes (weights packed on a CPU, no logprobs) and like
+for like (plain weights, a logprob for each token). All engines run in one process, sample
+completions of equal length, and take turns in each round.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ TINY = Path(__file__).parent.parent / "examples" / "tiny_policy"
 QUESTION = "State the final answer to the following arithmetic problem: {} + 4 - 3 ="
 PROMPTS, GROUP = 16, 8
 ON_CPU = not torch.cuda.is_available()
-CACHE_BYTES = 1 << 30  # of each engine
+CACHE_BYTES = 1 << 30  # key-value cache of each engine
 OURS, BARE, LIKE = "VLLMEngine", "vllm.LLM", "vllm.LLM, like for like"
-TARGET = 0.95  # of the bare engine's tokens per second
+TARGET = 0.95  # least share of the like-for-like engine's tokens per second
 
 Row = dict[str, Any]
 
@@ -61,7 +62,7 @@ class Trainer:
             yield PolicyWeight(name, parameter.data)
 
     def masters(self) -> Iterator[PolicyWeight]:
-        """As `weights`, with what the engine needs to merge factors later."""
+        """All weights, with what the engine needs so that it can merge factors later."""
         sketched = {layer.name for layer in self.sketches}
         for weight in self.weights():
             name = weight.name.removesuffix(".weight")
@@ -145,7 +146,7 @@ def sync_seconds(
     for round_ in range(rounds):
         version = 2 * round_ + 1
         engine.load(trainer.masters(), version=version - 1)
-        first = trainer.factors(version - 1)  # touches the engine's residuals for the first time
+        first = trainer.factors(version - 1)  # not timed: the engine's residuals are new memory
         engine.merge([first])
         trainer.merge(first)
         factors = trainer.factors(version)
@@ -193,7 +194,7 @@ def generate_rows(
     for round_ in range(-1, rounds):
         for name, way in ways.items():
             rate = PROMPTS * GROUP * tokens / seconds_of(partial(way, round_ + 1))
-            if round_ >= 0:  # the first is slow
+            if round_ >= 0:  # the round before warms up
                 rates[name].append(rate)
     ours = statistics.median(rates[OURS])
     return [
@@ -253,9 +254,9 @@ def print_rates(rates: list[Row]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Bytes and seconds of a weight sync with vLLM.")
-    parser.add_argument("--model", action="append", help="repeatable; the tiny policy if left out")
+    parser.add_argument("--model", action="append", help="repeatable; default: the tiny policy")
     parser.add_argument("--dtype", action="append", choices=["float32", "bfloat16"])
-    parser.add_argument("--rank", type=int, default=64, help="or the narrowest in_features")
+    parser.add_argument("--rank", type=int, default=64, help="at most the narrowest in_features")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--generate_rounds", type=int, default=5, help="0: no second table")
     parser.add_argument("--tokens", type=int, default=32)
@@ -266,7 +267,7 @@ def main() -> None:
     if args.quick:
         args.model, args.rounds, args.generate_rounds = [str(TINY)], 3, 2
 
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # of bare engines too
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # for bare engines too
     torch.manual_seed(0)
     syncs, rates = [], []
     for model in args.model or [str(TINY)]:

@@ -1,4 +1,4 @@
-"""`EngineCheck`: refuses to train where engine and trainer do not agree on the same tokens."""
+"""`EngineCheck`: refuses to train if engine and trainer give the same tokens other logprobs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from logra_lightning.engines import Engine
 from logra_lightning.seeding import derive_seed
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 
-# Mean |difference| of SmolLM2-135M in bf16 is 0.04, of correct engines; see the README.
+# A correct engine differs by 0.04 on average for SmolLM2-135M in bf16.
 _FLOAT32_TOLERANCE = 1e-4
 _BFLOAT16_TOLERANCE = 0.1
 
 
 class HasLogprobs(Protocol):
-    """What `EngineCheck` asks of a `LightningModule`."""
+    """What `EngineCheck` needs a `LightningModule` to have."""
 
     policy: nn.Module
     sampling: SamplingParams
@@ -31,30 +31,31 @@ class HasLogprobs(Protocol):
         ...
 
     def pack(self, rollouts: Rollouts) -> Iterator[Microbatch]:
-        """Rollouts as microbatches."""
+        """Put rollouts into microbatches."""
         ...
 
     def token_logprobs(self, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-        """[T] fp32 logprobs of the trained tokens under the policy, and anything."""
+        """[T] fp32 logprobs in nats of the trained tokens; the second value is not used."""
         ...
 
 
 class EngineCheck(Callback):
-    """Compares the logprobs of a few sampled tokens, as the engine and the trainer see them.
+    """Compares the logprobs that engine and trainer give to a few sampled tokens.
 
-    Before the first step, also after a resume, and after the first sync. What differs then would
-    differ all along: weights that did not arrive, other names, another temperature. Batches must
-    be `PromptBatch`es; the module is as `HasLogprobs` says.
+    It checks before the first step, also after a resume, and again after the first sync that
+    brought a change. What is wrong then would be wrong all along: weights that did not arrive or
+    have other names, or another temperature. Batches must be `PromptBatch`es, and the module must
+    have what `HasLogprobs` lists.
 
     Args:
-        num_prompts: of the batch.
-        max_tokens: of each completion.
-        tolerance: largest mean absolute difference, in nats; 1e-4 in fp32 and 0.1 in bf16 when
-            left out.
-        every_n_steps: check also at every so many steps; 0 does not.
+        num_prompts: number of prompts of the batch that are completed for a check.
+        max_tokens: largest number of tokens of each completion.
+        tolerance: largest mean absolute difference of logprobs, in nats; when left out, 1e-4 if
+            policy and engine are in fp32, else 0.1.
+        every_n_steps: check also before every so many steps; 0 does not.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: a value is out of range.
     """
 
     def __init__(
@@ -100,11 +101,11 @@ class EngineCheck(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # A step without signal sends nothing, and would prove nothing.
+        # A step without signal changes no weight, so checking after it would prove nothing.
         self._moved = any(getattr(o, "last_step_scale", 1.0) > 0 for o in trainer.optimizers)
 
     def check(self, trainer: Trainer, module: HasLogprobs, batch: PromptBatch) -> float:
-        """Mean absolute difference in nats; raises RuntimeError where it is too large."""
+        """Return the mean absolute difference in nats; raise RuntimeError if it is too large."""
         engine = module.ready_engine()
         prompts = batch.prompt_ids[: self.num_prompts]
         sampling = replace(

@@ -1,31 +1,38 @@
-"""`WeightSync`: keeps the engine's weights those of the policy, bit for bit."""
+"""`WeightSync`: keeps the engine's weights equal to the policy's, bit for bit."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
-from torch.nn import Parameter
+from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from logra_lightning.distributed.sharding import whole
-from logra_lightning.engines import Engine, PolicyWeight, SyncedEngine
+from logra_lightning.engines import (
+    DenseSync,
+    Engine,
+    FactorSync,
+    SharedSync,
+    SyncedEngine,
+    SyncMode,
+)
+from logra_lightning.engines.sync_modes import TrainedPolicy
+from logra_lightning.names import named
 from logra_lightning.optim import RowAdam
 from logra_lightning.optim.row_adam import row_adam_of
-from logra_lightning.sketch import Factors
-from logra_lightning.sketch.projection import canonical_name
 
-MODES = ("shared", "factors", "dense")
+_MODES: dict[str, type[SyncMode]] = {
+    "factors": FactorSync,
+    "shared": SharedSync,
+    "dense": DenseSync,
+}
 
 
 class HasEngine(Protocol):
-    """What `WeightSync` asks of a `LightningModule`."""
+    """What `WeightSync` needs a `LightningModule` to have."""
 
     policy: nn.Module
 
@@ -35,46 +42,53 @@ class HasEngine(Protocol):
 
 
 class WeightSync(Callback):
-    """Hands each update to the engine when a training batch ends.
+    """Brings the changes of each training batch to the engine when the batch ends.
 
-    When training starts, also after a resume, the engine gets all weights. From then on, in mode
+    When training starts, also after a resume, the engine gets all weights. What it gets from then
+    on depends on the mode:
 
-    - `factors`: the directions D (bf16), a seed and a scalar for each optimizer step of the batch,
-      in order; the engine merges them into fp32 masters of its own. Weights that AdamW trains
-      travel densely along. A gap in the versions becomes one dense sync, with a warning.
-    - `shared`: nothing; the policy's parameters are made views of the engine's weights.
-    - `dense`: all weights that train. Also what happens without a `RowAdam`.
+    - `factors` (`FactorSync`): for each optimizer step the directions D (bf16), a seed and a
+      scalar, which the engine merges into fp32 masters of its own. Weights that AdamW trains are
+      sent whole along with them. If a step is missing, all weights are sent once, with a warning.
+    - `shared` (`SharedSync`): nothing, because the policy's parameters are views of the engine's
+      weights. Engine and trainer must be in one process and have one dtype.
+    - `dense` (`DenseSync`): all weights that train, whole. It takes the place of `factors` where
+      there is no `RowAdam`, or where the engine gives its weights back when it sleeps.
 
-    The engine forgets its prefix cache once per sync. An engine that samples from the very weights
-    that are trained needs no sync, and the callback says so once. The module must have `policy`
-    and `ready_engine()`, as `HasEngine` says.
+    After each sync the engine forgets what it computed from older weights. An engine that samples
+    from the very weights that are trained needs no sync, and the callback says so once. The module
+    must have `policy` and `ready_engine()`, as `HasEngine` says.
 
-    Logs `sync/bytes` (of weights and factors that were sent), `time/sync_s` and `sync/mode` (0
-    shared, 1 factors, 2 dense).
+    Logs `sync/bytes` (bytes of weights and factors that were sent), `time/sync_s` and `sync/mode`
+    (0 shared, 1 factors, 2 dense, 3 a mode of your own).
 
     Args:
-        mode: see above.
-        verify_every: compare all weights, masters included, at every so many steps and stop the
-            run where they differ; 0 never does.
+        mode: `factors`, `shared`, `dense`, or a `SyncMode` of your own.
+        verify_every: compare all weights, masters included, after every so many steps, and stop the
+            run if they differ; 0 never compares.
 
     Raises:
-        ValueError: an unknown mode, a negative `verify_every`, or a mode that cannot be.
+        ValueError: an unknown mode or a negative `verify_every`; when training starts, a module
+            without an engine, or an engine that cannot work in this mode.
     """
 
     def __init__(
-        self, mode: Literal["factors", "shared", "dense"] = "factors", verify_every: int = 0
+        self,
+        mode: Literal["factors", "shared", "dense"] | SyncMode = "factors",
+        verify_every: int = 0,
     ) -> None:
-        if mode not in MODES:
-            raise ValueError(f"weight_sync.mode must be one of {', '.join(MODES)}, got {mode!r}")
+        if not isinstance(mode, SyncMode) and mode not in _MODES:
+            raise ValueError(
+                f"weight_sync.mode must be one of {', '.join(_MODES)}, or a SyncMode, got {mode!r}"
+            )
         if verify_every < 0:
             raise ValueError(f"weight_sync.verify_every must not be negative, got {verify_every}")
         self.mode = mode
         self.verify_every = verify_every
         self._engine: SyncedEngine | None = None
         self._engine_name = ""
-        self._mode = mode
-        self._queue: list[Factors] = []
-        self._moved = False
+        self._asked_mode = mode if isinstance(mode, SyncMode) else _MODES[mode]()
+        self._mode = self._asked_mode
         self._hook: RemovableHandle | None = None
         self._bytes: list[int] = []
         self._dense_bytes = 0
@@ -91,42 +105,33 @@ class WeightSync(Callback):
             )
             return
         self._engine = engine
-        self._mode = self._possible_mode(trainer, engine)
-        self._queue, self._bytes, self._moved = [], [], False
-        self._dense_bytes = sum(p.nbytes for p in _module(pl_module).policy.parameters())
+        self._mode = self._possible_mode(optimizer, engine)
+        self._bytes = []
+        policy = _policy(trainer, pl_module)
+        self._dense_bytes = sum(p.nbytes for p in policy.model.parameters())
         start = time.perf_counter()
-        if self._mode == "shared":
-            engine.share(_module(pl_module).policy)
-            engine.refresh(version=trainer.global_step)
-        else:
-            engine.load(self._weights(trainer, pl_module), version=trainer.global_step)
-        self._tell(trainer, pl_module, time.perf_counter() - start)
+        nbytes = self._mode.begin(engine, policy, version=trainer.global_step)
+        self._tell(policy, nbytes, time.perf_counter() - start)
 
-    def _possible_mode(
-        self, trainer: Trainer, engine: SyncedEngine
-    ) -> Literal["factors", "shared", "dense"]:
-        """The mode that was asked for, or `dense` where there can be no factors."""
-        if self.mode == "factors" and row_adam_of(trainer.optimizers) is None:
+    def _possible_mode(self, optimizer: RowAdam | None, engine: SyncedEngine) -> SyncMode:
+        """The mode that was asked for, or `DenseSync` where factors cannot be sent."""
+        mode = self._asked_mode
+        if mode.as_factors and optimizer is None:
             rank_zero_info("WeightSync is dense: there are no factors without a RowAdam.")
-            return "dense"
-        if self.mode == "factors" and engine.sleep_mode == "weights":
+            return DenseSync()
+        if mode.as_factors and engine.sleep_mode == "weights":
             rank_zero_info("WeightSync is dense: the engine's sleep gives its weights back.")
-            return "dense"
-        return self.mode
+            return DenseSync()
+        return mode
 
-    def _tell(self, trainer: Trainer, pl_module: LightningModule, seconds: float) -> None:
-        weights = list(self._sources(trainer, pl_module))
-        frozen = [source.name for source in weights if not source.changes]
-        factored = sum(source.projection is not None for source in weights)
-        changing = len(weights) - len(frozen)
-        parts = [f"{factored} weights travel as factors"] if self._mode == "factors" else []
-        parts.append(f"{changing - factored} densely" if self._mode != "shared" else "")
+    def _tell(self, policy: TrainedPolicy, nbytes: int, seconds: float) -> None:
+        parameters = self._mode.parameters(policy)
+        frozen = [p.name for p in parameters if not p.changes]
         leaves = sorted({name.removesuffix(".weight").rsplit(".", 1)[-1] for name in frozen})
-        parts.append(f"{len(frozen)} are frozen ({', '.join(leaves)})" if frozen else "")
+        told = f", {len(frozen)} are frozen ({', '.join(leaves)})" if frozen else ""
         rank_zero_info(
-            f"WeightSync: {self._engine_name}, mode {self._mode}; "
-            f"{', '.join(filter(None, parts)) or 'all weights are one'}; first sync of "
-            f"{0 if self._mode == 'shared' else sum(w.nbytes for w in weights):,} bytes in "
+            f"WeightSync: {self._engine_name}, mode {self._mode.name}; "
+            f"{self._mode.plan(parameters)}{told}; first sync of {nbytes:,} bytes in "
             f"{seconds:.2f} s."
         )
 
@@ -134,9 +139,7 @@ class WeightSync(Callback):
         assert isinstance(optimizer, RowAdam)
         factors = optimizer.take_factors()
         if factors is not None and self._engine is not None:
-            self._moved = self._moved or bool(factors.directions)
-            if self._mode == "factors":
-                self._queue.append(factors)
+            self._mode.take(factors)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -144,83 +147,28 @@ class WeightSync(Callback):
         if self._engine is None:
             return
         start = time.perf_counter()
-        nbytes, mode = self._sync(trainer, pl_module, self._engine)
-        self._bytes.append(nbytes)
-        pl_module.log("sync/bytes", float(nbytes))
+        sent = self._mode.sync(
+            self._engine, _policy(trainer, pl_module), version=trainer.global_step
+        )
+        self._bytes.append(sent.nbytes)
+        pl_module.log("sync/bytes", float(sent.nbytes))
         pl_module.log("time/sync_s", time.perf_counter() - start)
-        pl_module.log("sync/mode", float(MODES.index(mode)))
+        pl_module.log("sync/mode", sent.number)
         if self.verify_every and trainer.global_step % self.verify_every == 0:
             self.verify(trainer, pl_module)
 
-    def _sync(
-        self, trainer: Trainer, pl_module: LightningModule, engine: SyncedEngine
-    ) -> tuple[int, str]:
-        """Bytes that were sent, and how."""
-        updates, self._queue = self._queue, []
-        moved, self._moved = self._moved or row_adam_of(trainer.optimizers) is None, False
-        version, held = trainer.global_step, engine.policy_version
-        if self._mode == "shared":
-            if held != version:
-                engine.refresh(version=version)
-            return 0, "shared"
-        every = engine.sleep_mode == "weights"  # nothing of the old weights is left
-        if self._mode == "dense" and not every and (held == version or not moved):
-            engine.policy_version = version
-            return 0, "dense"
-        if self._mode == "factors":
-            made_of = [*(factors.version for factors in updates), version]
-            if made_of == [held, *(factors.version + 1 for factors in updates)]:
-                return self._merge(trainer, pl_module, engine, updates), "factors"
-            rank_zero_warn(
-                f"the engine holds policy version {held} and the policy is {version}, but there "
-                f"are factors of {made_of[:-1] or 'none'}: sending all weights"
-            )
-            every = True
-        sent = [s for s in self._sources(trainer, pl_module) if every or s.changes]
-        engine.load((source.weight() for source in sent), version=version)
-        return sum(source.nbytes for source in sent), "dense"
-
-    def _merge(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        engine: SyncedEngine,
-        updates: list[Factors],
-    ) -> int:
-        changed = [source for source in self._sources(trainer, pl_module) if source.changes]
-        names = {source.projection for source in changed}
-        updates = [_only(factors, names) for factors in updates]
-        moved = any(factors.directions for factors in updates)
-        dense = [source for source in changed if source.projection is None and moved]
-        engine.merge(updates, (source.weight() for source in dense))
-        return sum(f.nbytes for f in updates) + sum(source.nbytes for source in dense)
-
-    def _weights(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[PolicyWeight]:
-        """All weights of the policy, one after the other; every rank must go through them."""
-        return (source.weight() for source in self._sources(trainer, pl_module))
-
-    def _sources(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[_Source]:
-        """Where all weights of the policy come from; exact masters where factors come."""
-        optimizer = row_adam_of(trainer.optimizers)
-        sketched = {} if optimizer is None else optimizer.sketched_names()
-        for name, parameter in _module(pl_module).policy.named_parameters():
-            projection, residual = sketched.get(parameter), None
-            changes = projection is not None or parameter.requires_grad
-            if self._mode != "factors":
-                projection = None
-            elif projection is not None:
-                assert optimizer is not None
-                residual = optimizer.residual(parameter)
-            yield _Source(canonical_name(name), parameter, residual, projection, changes)
-
     def verify(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise RuntimeError where the engine does not hold the policy's weights bit for bit."""
+        """Raise RuntimeError if the engine does not hold the policy's weights bit for bit.
+
+        Every process must call it.
+        """
         assert self._engine is not None
-        names = self._engine.differing(self._weights(trainer, pl_module))
+        parameters = self._mode.parameters(_policy(trainer, pl_module))
+        names = self._engine.differing(p.weight() for p in parameters)
         if names:
             raise RuntimeError(
                 f"after step {trainer.global_step} the engine's weights differ from the policy's "
-                f"in {len(names)}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
+                f"in {len(names)}: {named(names, limit=8)}"
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -234,39 +182,17 @@ class WeightSync(Callback):
     def _forget(self) -> None:
         if self._hook is not None:
             self._hook.remove()
-        self._hook, self._engine, self._queue = None, None, []
+        self._hook, self._engine = None, None
 
     def summary(self) -> str:
-        """One line for the end of a run."""
+        """One line for the end of a run: the engine, the mode and the mean bytes per step."""
         if not self._bytes:
             return f"engine: {self._engine_name}" if self._engine_name else ""
         mean = sum(self._bytes) / len(self._bytes)
         return (
-            f"engine: {self._engine_name}, weight sync {self._mode}: {mean:,.0f} bytes per step, "
-            f"{mean / self._dense_bytes:.3f} of a dense sync"
+            f"engine: {self._engine_name}, weight sync {self._mode.name}: {mean:,.0f} bytes per "
+            f"step, {mean / self._dense_bytes:.3f} of a dense sync"
         )
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A weight of the policy, of which this rank may hold a part."""
-
-    name: str
-    parameter: Parameter
-    residual: Tensor | None
-    projection: str | None
-    changes: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole weight and its residual."""
-        size = self.parameter.element_size() + (0 if self.residual is None else 2)
-        return self.parameter.numel() * size
-
-    def weight(self) -> PolicyWeight:
-        """All rows of it; every rank must call this."""
-        low = None if self.residual is None else whole(self.parameter, self.residual)
-        return PolicyWeight(self.name, whole(self.parameter), low, self.projection)
 
 
 def _module(pl_module: LightningModule) -> HasEngine:
@@ -279,7 +205,5 @@ def _module(pl_module: LightningModule) -> HasEngine:
     return pl_module  # type: ignore[return-value]
 
 
-def _only(factors: Factors, names: set[str | None]) -> Factors:
-    """Without what is sketched outside the policy."""
-    kept = {name: d for name, d in factors.directions.items() if name in names}
-    return replace(factors, directions=kept)
+def _policy(trainer: Trainer, pl_module: LightningModule) -> TrainedPolicy:
+    return TrainedPolicy(_module(pl_module).policy, row_adam_of(trainer.optimizers))

@@ -1,4 +1,4 @@
-"""An engine with weights of its own, without vLLM: a copy of the policy and our own receiver."""
+"""A `SyncedEngine` without vLLM: a copy of the policy, updated by the receiver of our workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from logra_lightning.sketch import Factors
 
 
 class CopyEngine(TorchEngine):
-    """Records what is asked of it in `calls`."""
+    """Samples from its copy, and records the calls it gets.
+
+    Attributes:
+        calls: names of the calls, in order.
+        updates: the factors of each `merge`.
+        loaded: the names of the weights of each `load`.
+    """
 
     def __init__(self, sleep: Literal["none", "kv", "weights"] = "none") -> None:
         super().__init__()
@@ -39,7 +45,7 @@ class CopyEngine(TorchEngine):
         self.policy_version = version
 
     def merge(self, updates: Sequence[Factors], others: Iterable[PolicyWeight] = ()) -> None:
-        self.receiver.merge(updates, list(others))
+        assert self.receiver.merge(updates, list(others)) is None
         self.calls.append("merge")
         self.updates.append(list(updates))
         self.policy_version = updates[-1].version + 1
@@ -63,6 +69,6 @@ class CopyEngine(TorchEngine):
 
 
 def disturb(engine: CopyEngine, name: str) -> None:
-    """Change one bit of the engine's weight."""
+    """Change one element of a weight of the engine's copy."""
     with torch.no_grad():
         engine.copy.get_parameter(name).view(-1)[3].mul_(1.0078125)

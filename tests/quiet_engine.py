@@ -8,7 +8,7 @@ from torch import nn
 
 
 class QuietEngine:
-    """All of the engine protocol but `generate`, which a subclass gives."""
+    """The `Engine` protocol without `generate`, which a subclass adds."""
 
     policy_version = None
     max_model_len = None

@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 
 # A part may import those before it, and itself.
 ORDER = [
-    ("seeding", "types", "tokenizer", "distributed", "checkpoints"),
+    ("seeding", "types", "names", "tokenizer", "distributed", "checkpoints"),
     ("sketch", "objective", "rewards", "data"),
     ("optim",),
     ("kl",),

@@ -1,6 +1,20 @@
-"""`Engine`: what samples completions from the policy. Token ids in, token ids out.
+"""`Engine` and `SyncedEngine`: what a class must offer so that it can sample the completions.
 
-`SyncedEngine` is one that holds weights of its own, which someone must keep up to date.
+Token ids go in and token ids come out, never text. To write an engine of your own, give a class the
+attributes and methods of one of the two protocols; there is nothing to inherit. `Engine` is enough
+where completions are sampled from the very weights that are trained, as `TorchEngine` does. An
+engine with a copy of the weights, such as `VLLMEngine`, is a `SyncedEngine`: the callback
+`WeightSync` brings every update to it.
+
+The order of calls in a run, in which only a `SyncedEngine` gets those in brackets:
+
+    start(policy, stop_token_ids)            once, before anything is sampled
+    [load(all weights) or share(policy)]     when training starts, also after a resume
+    for each training batch:
+        generate(prompt_ids, ...)            perhaps several times
+        sleep()                              the policy trains on the completions
+        [merge(...), load(...) or refresh()] the weights have changed
+    close()                                  at the end, also after an error
 """
 
 from __future__ import annotations
@@ -16,24 +30,26 @@ from logra_lightning.types import Completion, SamplingParams
 
 
 class Engine(Protocol):
-    """What the module and the callbacks ask of an engine; the module owns it.
+    """Samples completions from a policy.
 
     Attributes:
-        policy_version: optimizer steps behind the weights that it samples from; None where it
-            samples from the very weights that are trained.
-        max_model_len: most tokens of prompt and completion together; None where only the model
-            limits them.
+        policy_version: the number of optimizer steps that made the weights which are sampled from,
+            0 before the first step; None where these are the very weights that are trained.
+        max_model_len: the largest number of tokens of a prompt and its completion together; None
+            where only the model sets a limit.
     """
 
     policy_version: int | None
     max_model_len: int | None
 
     def start(self, policy: nn.Module, stop_token_ids: Sequence[int]) -> None:
-        """Make ready to sample from `policy` as it stands; called before the first `generate`.
+        """Get ready to sample from `policy` with the weights that it has now.
+
+        Called before the first `generate`, and again for a new run after `close`.
 
         Args:
-            policy: the `transformers` model that is being trained.
-            stop_token_ids: a completion ends with any of these.
+            policy: the `transformers` model that is trained.
+            stop_token_ids: token ids that end a completion.
         """
         ...
 
@@ -45,69 +61,107 @@ class Engine(Protocol):
         num_completions: int,
         seed: int,
     ) -> list[list[Completion]]:
-        """`num_completions` completions for each prompt, in the order of the prompts.
+        """Draw `num_completions` completions of each prompt.
+
+        The same weights, arguments and seed give the same completions, and the global random states
+        of Python, numpy and torch stay as they are. A run can be resumed exactly only so.
 
         Args:
-            prompt_ids: P lists of token ids. May be none: ranks that share an engine, or weights,
-                all call this as often.
-            sampling: how to draw.
-            num_completions: G; 1 when the temperature is 0.
-            seed: everything random derives from it; the global random state is left alone.
+            prompt_ids: P prompts, each a list of token ids. P may be 0: where processes share an
+                engine or the weights, all of them call this the same number of times.
+            sampling: temperature, length limit, `top_p` and `top_k`.
+            num_completions: G, the number of completions of each prompt; 1 if the temperature is 0.
+            seed: the number from which everything random is derived.
+
+        Returns:
+            P lists of G completions, in the order of the prompts. A completion that stopped ends
+            with its stop token, and its `logprobs` belong to the distribution that it was drawn
+            from, after temperature, `top_k` and `top_p`.
         """
         ...
 
     def sleep(self) -> None:
-        """Give back memory that training needs; whatever comes next wakes it."""
+        """Give back memory that training can use; the next call of any other method wakes it.
+
+        An engine that holds nothing between calls does nothing here.
+        """
         ...
 
     def close(self) -> None:
-        """Free what `start` took."""
+        """Free what `start` took; does nothing if the engine was not started."""
         ...
 
 
 @runtime_checkable
 class SyncedEngine(Engine, Protocol):
-    """An engine with weights of its own, as `WeightSync` keeps it up to date.
+    """An engine with weights of its own, which `WeightSync` keeps equal to the policy's.
+
+    The engine reports the weights that it holds by `policy_version`. `WeightSync` also sets that
+    attribute itself, after steps that changed no weight.
 
     Attributes:
-        sleep_mode: what `sleep` gives back; `weights` means that every sync must `load` them all.
+        sleep_mode: what `sleep` gives back: `none`, `kv` (the key-value cache) or `weights` (the
+            cache and the weights, so that after every sleep all weights must be loaded again).
     """
 
     sleep_mode: Literal["none", "kv", "weights"]
 
     def load(self, weights: Iterable[PolicyWeight], *, version: int) -> None:
-        """Replace weights, and forget what was computed from the old ones.
+        """Replace weights by those given, and forget what was computed from the old ones.
+
+        A weight with a `projection` will later be updated by factors. The engine keeps an exact
+        fp32 master of it, built from `tensor` and `residual`, to merge them into.
 
         Args:
-            weights: all of the policy, or those that changed. Of those with a projection an exact
-                fp32 master is kept, to merge factors into.
-            version: optimizer steps behind these weights.
+            weights: all weights of the policy, or only those that changed; made one at a time, so
+                that they need not be in memory together.
+            version: the number of optimizer steps that made these weights.
 
         Raises:
-            ValueError: unknown names or other shapes.
+            ValueError: a weight has a name or a shape that the engine does not know.
         """
         ...
 
     def merge(self, updates: Sequence[Factors], others: Iterable[PolicyWeight] = ()) -> None:
-        """Merge consecutive updates into the masters, in order; replace `others`.
+        """Merge the factors of one or more steps into the masters, `W <- decay * W - D A` each.
+
+        The engine's version afterwards is the last update's version plus one: at version 4, factors
+        with the versions 4 and 5 lead to version 6. What was computed from the old weights is
+        forgotten. Row 9 of docs/method.md.
+
+        Args:
+            updates: factors of consecutive steps, the oldest first.
+            others: weights without a projection that changed in the same steps; they are replaced.
 
         Raises:
-            ValueError: the versions do not follow on, or names are unknown or missing.
+            ValueError: the first update was not made from the weights that the engine holds, an
+                update does not follow the one before it, or its directions are not exactly those
+                of the masters.
         """
         ...
 
     def share(self, policy: nn.Module) -> None:
-        """Make the policy's parameters views of the engine's weights, with their values.
+        """Let each parameter of the policy use the memory of the engine's weight, values kept.
+
+        From then on an optimizer step changes the engine's weights too, and only `refresh` is
+        needed.
 
         Raises:
-            ValueError: why this cannot be.
+            ValueError: the memory cannot be shared; the message says why.
         """
         ...
 
     def refresh(self, *, version: int) -> None:
-        """Forget what was computed from older weights, where weights are shared."""
+        """Forget what was computed from older weights; called after each step of shared weights.
+
+        Args:
+            version: the number of optimizer steps that made the weights as they are now.
+        """
         ...
 
     def differing(self, weights: Iterable[PolicyWeight]) -> list[str]:
-        """Names of the weights that the engine does not hold bit for bit, masters included."""
+        """Names of the given weights that the engine does not hold bit for bit.
+
+        Where a weight has a projection, its fp32 master is compared.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Keeps what belongs to the trainer's process as it was, whatever a library does to it."""
+"""Keeps the state of the trainer's process as it was, whatever a library does to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Leave the global random states of Python, numpy and torch as they were."""
+    """Put the global random states of Python, numpy and torch back at the end."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:
@@ -35,7 +35,7 @@ def process_as_it_was() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        torch.set_num_threads = set_num_threads  # vLLM's CPU worker makes it do nothing
+        torch.set_num_threads = set_num_threads  # vLLM's CPU worker replaces it by a no-op
         torch.set_num_threads(threads)
         for name in set(os.environ) - set(environment):
             del os.environ[name]
@@ -44,7 +44,11 @@ def process_as_it_was() -> Iterator[None]:
 
 @contextmanager
 def default_group_kept(keep: bool) -> Iterator[None]:
-    """Let vLLM's shutdown leave the default process group alone, where it is the trainer's."""
+    """Keep vLLM's shutdown from destroying the default process group.
+
+    Args:
+        keep: true where the trainer made that group; false lets everything be destroyed.
+    """
     destroy = torch.distributed.destroy_process_group
 
     def destroy_others(group: Any = None) -> None:

@@ -1,8 +1,8 @@
 """`TorchEngine`: samples from the very weights that are trained, in plain torch.
 
-Nothing is copied, so there is nothing to sync. Each prompt is read once for all its completions;
-finished rows leave the batch. Sharded weights are gathered while it samples. For large models the
-vLLM engine is several times faster.
+Nothing is copied, so there is nothing to sync. The model reads each prompt once for all of its
+completions, and completions that have ended leave the batch. Weights that are sharded over
+processes are gathered while it samples. For large models `VLLMEngine` is several times faster.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ class TorchEngine:
     """Samples with a key-value cache from a `transformers` causal language model.
 
     Args:
-        max_num_seqs: completions decoded at the same time; bounds the memory of the cache.
+        max_num_seqs: largest number of completions that are drawn at the same time; it bounds the
+            memory of the key-value cache.
 
     Raises:
-        ValueError: `max_num_seqs` below 1.
+        ValueError: `max_num_seqs` is below 1.
     """
 
     def __init__(self, max_num_seqs: int = 256) -> None:
@@ -42,7 +43,7 @@ class TorchEngine:
         """Sample from `policy` from now on."""
         self._policy = policy
         self._stop_token_ids = list(stop_token_ids)
-        # Renamed in transformers 5.2x.
+        # transformers renamed it in 5.2x.
         parameters = inspect.signature(policy.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
@@ -62,13 +63,14 @@ class TorchEngine:
         num_completions: int,
         seed: int,
     ) -> list[list[Completion]]:
-        """See `Engine.generate`."""
+        """See `Engine.generate`; prompts of similar length are sampled side by side."""
         if self._policy is None:
             raise RuntimeError("the engine has no policy: call start first")
         device = next(self._policy.parameters()).device
         generator = torch.Generator(device=device).manual_seed(seed)
         was_training = self._policy.training
-        self._policy.eval()  # no dropout, and transformers drops the cache when checkpointing
+        # No dropout; and in training mode, transformers drops the cache of checkpointed layers.
+        self._policy.eval()
         try:
             completions: list[list[Completion]] = [[] for _ in prompt_ids]
             with gathered(self._policy):
@@ -90,7 +92,10 @@ class TorchEngine:
         generator: torch.Generator,
         device: torch.device,
     ) -> list[Completion]:
-        """`counts[i]` completions of prompt i, one after the other."""
+        """`counts[i]` completions of prompt i, those of the first prompt first.
+
+        Prompts `[a, b]` with the counts `[2, 1]` give completions of `[a, a, b]`.
+        """
         longest = max(map(len, prompts))
         policy: Any = self._policy
         num_layers = policy.config.get_text_config().num_hidden_layers
@@ -107,7 +112,7 @@ class TorchEngine:
         rows = torch.arange(len(prompts), device=device).repeat_interleave(repeats)
         cache.batch_select_indices(rows)
         mask, logits = mask[rows], logits[rows]
-        alive = torch.arange(len(rows), device=device)  # the completion of each row
+        alive = torch.arange(len(rows), device=device)  # which completion each row is
         stops = torch.tensor(self._stop_token_ids, dtype=torch.int64, device=device)
         drawn = torch.zeros(len(rows), sampling.max_tokens, dtype=torch.int64, device=device)
         logprobs = torch.zeros_like(drawn, dtype=torch.float32)
@@ -123,7 +128,7 @@ class TorchEngine:
             running = ~stopped[alive]
             if not running.any() or position + 1 == sampling.max_tokens:
                 break
-            # Taking rows out copies the cache, so wait until it saves a quarter of the work.
+            # Removing rows copies the cache, so wait until that saves a quarter of the work.
             if running.sum() <= 0.75 * len(alive):
                 keep = running.nonzero()[:, 0]
                 cache.batch_select_indices(keep)
@@ -138,7 +143,7 @@ class TorchEngine:
         ]
 
     def _forward(self, tokens: Tensor, mask: Tensor, cache: Cache) -> Tensor:
-        """[n, V] fp32 logits of the last position."""
+        """[n, V] fp32 logits of the last position; `tokens` [n, L] are added to the cache."""
         policy: Any = self._policy
         positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -tokens.shape[1] :]
         output = policy(
@@ -153,19 +158,20 @@ class TorchEngine:
 
 
 def sample(logits: Tensor, sampling: SamplingParams, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """One token per row and its logprob under the distribution it was drawn from.
+    """Draw one token per row, with its logprob under the distribution that it was drawn from.
 
-    By inversion of the cumulative distribution: one random number per token instead of one per
-    entry of the vocabulary, which took longer than the model on a CPU.
+    The token is the first one at which the cumulative distribution exceeds the random number. That
+    needs one random number per token; one per entry of the vocabulary, as `torch.multinomial`
+    draws, took longer than the model on a CPU.
 
     Args:
         logits: [n, V] fp32.
-        sampling: temperature, `top_k` and `top_p`, applied in this order.
-        uniform: [n] fp64 in [0, 1).
+        sampling: temperature, `top_k` and `top_p`, which are applied in this order.
+        uniform: [n] fp64 random numbers in [0, 1).
 
     Returns:
-        [n] int64 tokens; [n] fp32 logprobs in nats. At temperature 0 the likeliest token and its
-        logprob at temperature 1.
+        [n] int64 tokens and [n] fp32 logprobs in nats. At temperature 0 these are the likeliest
+        token and its logprob at temperature 1.
     """
     if sampling.temperature == 0:
         token = logits.argmax(dim=-1)
@@ -180,7 +186,7 @@ def sample(logits: Tensor, sampling: SamplingParams, uniform: Tensor) -> tuple[T
         logits = logits.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
     logprobs = torch.log_softmax(logits, dim=-1)
     cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
-    # The first entry above the threshold: never one of probability zero.
+    # The first entry above the threshold, which never has probability zero.
     threshold = uniform[:, None] * cumulative[:, -1:]
     token = torch.searchsorted(cumulative, threshold, right=True)
     return token[:, 0], logprobs.gather(-1, token)[:, 0]
@@ -189,7 +195,11 @@ def sample(logits: Tensor, sampling: SamplingParams, uniform: Tensor) -> tuple[T
 def _waves(
     prompt_ids: Sequence[list[int]], num_completions: int, max_num_seqs: int
 ) -> Iterator[list[tuple[int, int]]]:
-    """(prompt, completions) pairs to decode together, prompts of like length side by side."""
+    """Which prompts to decode together, and how many completions of each: (prompt, count) pairs.
+
+    Prompts of similar length come together. Two prompts with 3 completions each and at most 4
+    completions at a time give `[(0, 3), (1, 1)], [(1, 2)]`.
+    """
     wave: list[tuple[int, int]] = []
     room = max_num_seqs
     for row in sorted(range(len(prompt_ids)), key=lambda row: len(prompt_ids[row])):
@@ -206,7 +216,10 @@ def _waves(
 
 
 class _ReservedLayer(DynamicLayer):
-    """Keys and values of one layer in memory taken once: growing by `cat` copies them each step."""
+    """Keys and values of one layer, in memory that is taken once.
+
+    The layer of transformers grows by `cat`, which copies everything at each token.
+    """
 
     def __init__(self, max_length: int) -> None:
         super().__init__()

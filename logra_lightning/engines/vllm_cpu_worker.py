@@ -1,7 +1,7 @@
-"""vLLM's CPU worker with plain weights. vLLM alone imports this file, by its qualified name.
+"""vLLM's CPU worker with plain weights; only vLLM imports this file, by its qualified name.
 
-By default the CPU worker packs the weights of linear layers for its matrix products and drops the
-plain ones, so that nothing could be merged into them or shared.
+vLLM's own CPU worker packs the weights of linear layers for its matrix products and drops the plain
+ones. Nothing could be merged into packed weights, and nobody could share them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 
 class PlainCPUWorker(CPUWorker):
-    """Computes with the parameters that the model shows."""
+    """A worker that computes with the parameters that its model shows, not with packed copies."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """As vLLM does, without packing."""
+        """Load the model as vLLM does, but pack no weight."""
         LinearBase._cpu_skip_gemm_dispatch = True
         try:
             super().load_model(*args, **kwargs)
         finally:
             del LinearBase._cpu_skip_gemm_dispatch
         for module in self.model_runner.get_model().modules():
-            if hasattr(module, "cpu_linear"):  # the head is packed whatever the switch says
+            if hasattr(module, "cpu_linear"):  # the head ignores the switch
                 module.cpu_linear = linear

@@ -1,4 +1,4 @@
-"""Ranks that share one vLLM engine by tensor parallelism, each with a worker of it."""
+"""Processes that share one vLLM engine by tensor parallelism; each runs one of its workers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from logra_lightning.distributed.processes import num_processes, of_all_processe
 
 
 class EngineGroup:
-    """Consecutive ranks with one engine between them; all of them sample together.
+    """Consecutive processes with one engine between them, which sample together.
+
+    Of 4 processes with `tensor_parallel_size` 2, the first two share one engine and the last two
+    another.
 
     Args:
-        tensor_parallel_size: ranks to an engine.
+        tensor_parallel_size: number of processes that share an engine.
 
     Raises:
-        ValueError: the ranks cannot be shared out like this.
+        ValueError: the number of processes is not a multiple of it.
     """
 
     def __init__(self, tensor_parallel_size: int) -> None:
         if num_processes() % tensor_parallel_size:
             raise ValueError(
-                f"{num_processes()} ranks cannot share engines of {tensor_parallel_size} each: set "
-                f"model.engine.init_args.tensor_parallel_size to a divisor"
+                f"{num_processes()} processes cannot share engines of {tensor_parallel_size} "
+                f"processes each: set model.engine.init_args.tensor_parallel_size to a divisor"
             )
         self.size = tensor_parallel_size
 
     def options(self) -> dict[str, Any]:
-        """What `vllm.LLM` needs to know, and the environment it looks at."""
+        """Options of `vllm.LLM` for such a group; sets the environment variables it reads too."""
         os.environ["RANK"] = str(process_index())
         os.environ["WORLD_SIZE"] = str(num_processes())
         os.environ.setdefault("LOCAL_RANK", "0")
@@ -40,9 +43,15 @@ class EngineGroup:
     def gather(
         self, prompt_ids: Sequence[list[int]], seed: int
     ) -> tuple[list[list[int]], int, slice]:
-        """Prompts of all ranks of the group, the first one's seed, and which are this rank's.
+        """The prompts of all processes of the group, one seed, and which prompts are this one's.
 
-        Every rank must call it.
+        If the first process passes `[[1, 2]]` with seed 7 and the second `[[3], [4]]` with seed 8,
+        both get the prompts `[[1, 2], [3], [4]]` and seed 7; the first gets `slice(0, 1)`, the
+        second `slice(1, 3)`. Every process must call it.
+
+        Args:
+            prompt_ids: prompts of this process, each a list of token ids.
+            seed: seed of this process.
         """
         first = process_index() // self.size * self.size
         group = of_all_processes((list(prompt_ids), seed))[first : first + self.size]

@@ -1,4 +1,4 @@
-"""Starts vLLM for a policy: its configuration with dummy weights, our worker, quiet logs."""
+"""Starts vLLM for a policy: the policy's config, dummy weights, our worker, quiet logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CPU_WORKER = "logra_lightning.engines.vllm_cpu_worker.PlainCPUWorker"
 _CPU_CACHE_BYTES = 1 << 30
 _GPU_MEMORY = 0.3  # the trainer needs the rest
 
-# What makes the engine ours; nobody else sets it.
+# What VLLMEngine relies on, so that users cannot set it.
 _FIXED = {
     "load_format": "dummy",
     "skip_tokenizer_init": True,
@@ -33,7 +33,7 @@ _OWN_OPTIONS = {
     "enable_sleep_mode",
 }
 
-# Where the weights would be in other processes, unknown to the engine.
+# These would put weights into other processes, where VLLMEngine does not look for them.
 _ELSEWHERE = {"distributed_executor_backend", "pipeline_parallel_size", "data_parallel_size"}
 
 
@@ -51,17 +51,20 @@ def check_engine_args(engine_args: Mapping[str, Any]) -> None:
 def launch(
     config: Any, architecture: str, options: dict[str, Any], group: EngineGroup | None = None
 ) -> tuple[Any, bool]:
-    """A running `vllm.LLM`, and whether its core is in another process.
+    """Start vLLM and leave this process as it was.
 
     Args:
-        config: of the policy, a `transformers` one.
+        config: the policy's `transformers` config.
         architecture: name of the policy's class.
-        options: of `vllm.LLM`; None stands for a default.
-        group: ranks that share the engine, if they do.
+        options: options of `vllm.LLM`; None stands for the default.
+        group: the processes that share the engine; None where this process has it alone.
+
+    Returns:
+        The running `vllm.LLM`, and whether its core runs in another process.
 
     Raises:
         ImportError: vLLM is not installed.
-        ValueError: sleep on a CPU.
+        ValueError: sleep is asked for on a CPU.
     """
     with process_as_it_was(), tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -85,7 +88,7 @@ def _make(folder: str, options: dict[str, Any]) -> Any:
         ) from error
     if "VLLM_LOGGING_LEVEL" not in os.environ:
         logging.getLogger("vllm").setLevel(logging.ERROR)
-        os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"  # for its other processes
+        os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"  # for the processes it starts
     on_cpu = current_platform.is_cpu()
     if on_cpu and options["enable_sleep_mode"]:
         raise ValueError("model.engine.init_args.sleep needs CUDA: set it to none on a CPU")

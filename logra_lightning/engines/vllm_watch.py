@@ -1,4 +1,4 @@
-"""What becomes of a run whose vLLM process has died: without this it would wait for ever."""
+"""Ends calls that wait for a vLLM process which has died; otherwise they would wait for ever."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _POLL_S = 1.0
 
 
 def wake_when_dead(client: Any) -> None:
-    """Let calls of a vLLM core in another process end when it dies.
+    """Raise `EngineDeadError` in calls that wait for a vLLM core in another process, if it dies.
 
-    vLLM notes the death, and refuses later calls; but one that waits for an answer goes on waiting.
+    vLLM notices the death and refuses later calls, but a call that already waits goes on waiting.
+    A thread watches, and ends when the engine has been closed.
 
     Args:
-        client: `SyncMPClient` of the engine, `llm.llm_engine.engine_core`.
+        client: the engine's `SyncMPClient`, which is `llm.llm_engine.engine_core`.
     """
     reference = weakref.ref(client)
     threading.Thread(target=_watch, args=(reference,), name="vllm-watch", daemon=True).start()
@@ -32,7 +33,7 @@ def _watch(reference: weakref.ref[Any]) -> None:
         is_dead = client.resources.engine_dead
         if is_dead:
             _wake(client)
-        if was_dead:  # a second time, for a call that began in between
+        if was_dead:  # woken a second time, for a call that began in between
             return
         was_dead = is_dead
         del client
@@ -49,7 +50,7 @@ def _wake(client: Any) -> None:
 
 
 def names_death(method: F) -> F:
-    """Say in one line that vLLM died, where `method` finds out."""
+    """Make `method` raise a RuntimeError that says in one line that vLLM died, and what to do."""
 
     @functools.wraps(method)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -1,27 +1,37 @@
-"""Weights on their way from the policy to an engine: `PolicyWeight`, `Block`, `checksum`."""
+"""Weights on their way from the policy to an engine, and a checksum that compares the two."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import Parameter
 
 from logra_lightning.sketch.master import join
+from logra_lightning.sketch.projection import canonical_name
 
 _MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)
 _PIECE = 1 << 18  # elements hashed at a time
 
 
+def named_parameters(policy: nn.Module) -> Iterator[tuple[str, Parameter]]:
+    """The policy's parameters with the names that engines know, without wrappers' parts."""
+    return ((canonical_name(name), p) for name, p in policy.named_parameters())
+
+
 @dataclass(frozen=True)
 class PolicyWeight:
-    """A weight of the policy, as it is given to an engine.
+    """A whole weight of the policy, as it is given to an engine.
 
     Args:
-        name: as `policy.named_parameters()` has it.
+        name: name of the parameter in the policy, as `named_parameters` gives it.
         tensor: [d, k] or [d], fp32 or bf16.
-        residual: [d, k] int16, low half of the fp32 master of a bf16 weight.
-        projection: name of its projection, where updates will come as factors; else None.
+        residual: [d, k] int16, the low half of the fp32 master of a bf16 weight; None if there is
+            no master, or if `tensor` is the master itself.
+        projection: name of the projection by which factors will update this weight; None if it
+            will only ever be replaced.
     """
 
     name: str
@@ -37,45 +47,50 @@ class PolicyWeight:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a policy's weight, and where it lies in a parameter of the engine.
+    """A block of one weight of the policy, and the rows of an engine's parameter that hold it.
+
+    An engine fuses weights: the key projection, [64, 128], may lie in the rows 128 to 191 of
+    `qkv_proj.weight`. The block is then `Block("...qkv_proj.weight", 128, 0, 64, 0, 128)`.
 
     Args:
         parameter: name of the engine's parameter.
-        target_row: row of the parameter where the block begins.
-        row: first row of the policy's weight.
-        rows: how many.
-        column: first column of the policy's weight.
-        columns: how many; None for a vector.
+        engine_row: row of the engine's parameter where the block begins.
+        row: row of the policy's weight where the block begins.
+        rows: number of rows.
+        column: column of the policy's weight where the block begins.
+        columns: number of columns; None for a vector.
     """
 
     parameter: str
-    target_row: int
+    engine_row: int
     row: int
     rows: int
     column: int
     columns: int | None
 
     def of(self, weight: Tensor) -> Tensor:
-        """The block of the policy's weight, a view."""
+        """The block of a weight of the policy, as a view."""
         part = weight[self.row : self.row + self.rows]
         if self.columns is None:
             return part
         return part[:, self.column : self.column + self.columns]
 
     def place(self, parameter: Tensor) -> Tensor:
-        """Where the block lies in the engine's parameter, a view."""
-        return parameter[self.target_row : self.target_row + self.rows]
+        """The rows of the engine's parameter where the block lies, as a view."""
+        return parameter[self.engine_row : self.engine_row + self.rows]
 
 
 @torch.no_grad()
 def checksum(weight: Tensor, residual: Tensor | None = None) -> int:
-    """A number that changes with any bit of a weight, or of its master, and with their order.
+    """A 64-bit number that changes if any bit of a weight does, or if two elements change places.
 
-    The same on every device. Memory is bounded: it goes by pieces of rows.
+    It is the same on every device, and for a master whether it comes as fp32 or in two halves.
+    Rows are hashed in pieces, so that a large weight needs little memory.
 
     Args:
         weight: [d, k] or [d], fp32 or bf16.
-        residual: the other half of its master.
+        residual: [d, k] int16, the low half of the fp32 master whose high half `weight` is; None
+            if `weight` is hashed alone.
     """
     total, position = 0, 0
     piece = max(1, _PIECE // max(1, weight.shape[1:].numel()))

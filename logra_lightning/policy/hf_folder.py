@@ -20,6 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from logra_lightning.names import named
+
 DType = Literal["auto", "float32", "bfloat16"]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_SHARD_BYTES = 5_000_000_000
@@ -284,16 +286,11 @@ def _check_same(
 ) -> None:
     parts = []
     if missing := expected.keys() - found.keys():
-        parts.append(f"missing {_some(missing)}")
+        parts.append(f"missing {named(sorted(missing))}")
     if unexpected := found.keys() - expected.keys():
-        parts.append(f"unexpected {_some(unexpected)}")
+        parts.append(f"unexpected {named(sorted(unexpected))}")
     for name in expected.keys() & found.keys():
         if found[name] != expected[name]:
             parts.append(f"{name!r} has shape {list(found[name])}, not {list(expected[name])}")
     if parts:
         raise error(f"{what}: {'; '.join(parts[:3])}")
-
-
-def _some(names: Iterable[str]) -> str:
-    first, *others = sorted(names)
-    return repr(first) + (f" and {len(others)} more" if others else "")

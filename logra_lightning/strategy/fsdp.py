@@ -26,6 +26,7 @@ from logra_lightning.distributed.sharding import (
     parts_of,
     whole,
 )
+from logra_lightning.names import named
 from logra_lightning.strategy.mixin import SketchMixin
 
 
@@ -136,8 +137,9 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
         saved, own = checkpoint["state_dict"], self._module.state_dict()
         if strict and saved.keys() != own.keys():
             raise ValueError(
-                f"the checkpoint is of another model: it lacks {_some(own, saved)} and has "
-                f"{_some(saved, own)} that this model does not have"
+                f"the checkpoint is of another model: missing weights: "
+                f"{named(sorted(own.keys() - saved.keys()))}; unknown weights: "
+                f"{named(sorted(saved.keys() - own.keys()))}"
             )
         for name in own.keys() & saved.keys():
             value = own[name]
@@ -224,9 +226,3 @@ def _models(module: nn.Module) -> Iterator[Any]:
             yield child
         else:
             yield from _models(child)
-
-
-def _some(names: Mapping[str, Any], without: Mapping[str, Any]) -> str:
-    """The first three names that `without` does not have, for a message."""
-    found = sorted(names.keys() - without.keys())
-    return ", ".join(map(repr, found[:3])) + (" ..." if len(found) > 3 else "") or "nothing"

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from logra_lightning import AdamWOptions, PolicyModule, RelativeRowAdam, Reward, SketchAccumulation
 from logra_lightning.callbacks import EngineCheck, WeightSync
-from logra_lightning.engines import VLLMEngine
+from logra_lightning.cli import LograCLI
+from logra_lightning.engines import FactorSync, VLLMEngine
+from logra_lightning.engines.sync_modes import Sent
 from logra_lightning.optim import RowAdam
+from logra_lightning.sketch import Factors
 from tests import runs
+from tests.conftest import ROOT
 from tests.copy_engine import CopyEngine, disturb
 from tests.runs import data, trainer
 
@@ -95,7 +103,7 @@ def test_a_gap_becomes_one_dense_sync_that_is_told(tmp_path: Path) -> None:
     class Lose(Callback):
         def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
             if trainer.global_step == 8:
-                sync._queue.pop(1)
+                sync._mode._queue.pop(1)  # type: ignore[attr-defined]
 
     engine, sync = CopyEngine(), WeightSync()
     module = policy(engine=engine, inner_epochs=4)
@@ -184,16 +192,26 @@ def test_dense_sends_nothing_after_a_step_that_changed_nothing(tmp_path: Path) -
 
 @pytest.mark.parametrize("mode", ["shared", "dense"])
 def test_nobody_keeps_the_factors_of_the_last_step(tmp_path: Path, mode: Any) -> None:
-    kept = []
+    made: list[weakref.ref[Factors]] = []
 
     class Look(Callback):
-        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-            factors = trainer.optimizers[0].factors  # type: ignore[attr-defined]
-            kept.append((factors, len(sync._queue)))
+        def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+            optimizer: Any = trainer.optimizers[0]
+            take = optimizer.take_factors
 
-    sync = WeightSync(mode=mode)
-    run(tmp_path, policy(engine=CopyEngine()), sync, callbacks=[Look()])
-    assert kept == [(None, 0)] * 3
+            def watched() -> Factors:
+                factors = take()
+                made.append(weakref.ref(factors))
+                return factors
+
+            optimizer.take_factors = watched
+
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+            kept.append((trainer.optimizers[0].factors, made[-1]()))  # type: ignore[attr-defined]
+
+    kept: list[Any] = []
+    run(tmp_path, policy(engine=CopyEngine()), WeightSync(mode=mode), callbacks=[Look()])
+    assert kept == [(None, None)] * 3
 
 
 def test_a_resumed_run_starts_with_all_weights(tmp_path: Path) -> None:
@@ -217,7 +235,7 @@ def test_verification_stops_the_run_with_the_name(tmp_path: Path) -> None:
     sync = WeightSync(verify_every=2)
     fitted = trainer(tmp_path, steps=4, callbacks=[SketchAccumulation(), sync, Damage()])
     with pytest.raises(
-        RuntimeError, match=r"after step 2 .* in 1: model.layers.1.mlp.up_proj.weig"
+        RuntimeError, match=r"after step 2 .* in 1: 'model.layers.1.mlp.up_proj.wei"
     ):
         fitted.fit(policy(engine=engine), datamodule=data(tmp_path))
 
@@ -271,8 +289,76 @@ def test_what_is_sketched_outside_the_policy_stays_here(tmp_path: Path) -> None:
     assert all(name.startswith("policy.") for name in engine.updates[0][0].directions)
 
 
+class EveryOther(FactorSync):
+    """A mode of somebody else's: it merges the factors of several batches at once."""
+
+    name, number = "every other", 3.0
+
+    def __init__(self, batches: int = 2) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def sync(self, engine: Any, policy: Any, *, version: int) -> Sent:
+        if version % self.batches:
+            engine.policy_version = version  # samples from older weights on purpose
+            return Sent(0, self.number)
+        engine.policy_version = version - self.batches
+        return replace(super().sync(engine, policy, version=version), number=self.number)
+
+
+def test_a_mode_of_ones_own_takes_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine, sync = CopyEngine(), WeightSync(mode=EveryOther())
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        fitted = trainer(tmp_path, steps=4, callbacks=[SketchAccumulation(), sync])
+        fitted.fit(policy(engine=engine), datamodule=data(tmp_path))
+    assert [[f.version for f in updates] for updates in engine.updates] == [[0, 1], [2, 3]]
+    assert fitted.callback_metrics["sync/mode"] == 3.0
+    assert "weight sync every other: " in sync.summary()
+    assert any(
+        "mode every other; 14 weights travel as fac" in r.getMessage() for r in caplog.records
+    )
+    # What cannot be sent as factors is sent densely, whoever wrote the mode.
+    engine = CopyEngine(sleep="weights")
+    run(tmp_path, policy(engine=engine), WeightSync(mode=EveryOther()), steps=1)
+    assert [call for call in engine.calls if call != "sleep"] == ["load"] * 2
+
+
+class Parsed(LograCLI):
+    """Makes everything and runs nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+OWN = {"class_path": f"{EveryOther.__module__}.EveryOther", "init_args": {"batches": 3}}
+
+
+@pytest.mark.parametrize("mode", ["factors", "shared", "dense", OWN, None], ids=str)
+def test_modes_are_named_in_yaml(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str | dict[str, Any] | None
+) -> None:
+    config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
+    config["model"]["engine"] = {"class_path": "logra_lightning.engines.TorchEngine"}
+    if mode is not None:
+        config["weight_sync"] = {"mode": mode}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["logra", "fit", "--config", str(tmp_path / "x.yaml")])
+    cli = Parsed()
+    (sync,) = [c for c in cli.trainer.callbacks if isinstance(c, WeightSync)]
+    if isinstance(mode, dict):
+        assert type(sync.mode).__name__ == "EveryOther"
+        assert sync.mode.batches == 3  # type: ignore[union-attr]
+    else:
+        assert sync.mode == (mode or "factors")
+    printed = yaml.safe_load(cli.parser.dump(cli.config))
+    assert printed["fit"]["weight_sync"]["mode"] == (mode or "factors")
+
+
 def test_mistakes_are_told() -> None:
-    with pytest.raises(ValueError, match="must be one of shared, factors, dense, got 'lora'"):
+    with pytest.raises(
+        ValueError, match="must be one of factors, shared, dense, or a SyncMode, got 'lo"
+    ):
         WeightSync(mode="lora")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="verify_every must not be negative"):
         WeightSync(verify_every=-1)
@@ -313,23 +399,8 @@ def test_a_run_that_fails_closes_its_engine(tmp_path: Path) -> None:
     module = policy(engine=vllm_engine(), rewards=[Reward(fails)])
     with pytest.raises(RuntimeError, match="raised ZeroDivisionError for row"):
         run(tmp_path, module, WeightSync())
-    again = policy(engine=vllm_engine())
-    run(tmp_path, again, WeightSync(), steps=1)
-
-
-@pytest.mark.vllm
-def test_weights_that_stop_being_shared_stop_the_run(tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
-
-    class Replace(Callback):
-        def on_train_batch_start(self, trainer: Trainer, module: Any, *_: Any) -> None:
-            if trainer.global_step == 1:
-                weight = module.policy.model.norm.weight
-                weight.data = weight.data.clone()
-
-    module = policy(engine=vllm_engine())
-    with pytest.raises(RuntimeError, match="'model.norm.weight' no longer shares its memory"):
-        run(tmp_path, module, WeightSync(mode="shared"), callbacks=[Replace()])
+    assert module.engine._llm is None  # type: ignore[attr-defined]
+    assert VLLMEngine._running is None  # another one can be started
 
 
 @pytest.mark.vllm
@@ -339,15 +410,18 @@ def test_a_resumed_vllm_run_equals_the_run_that_never_stopped(
 ) -> None:
     pytest.importorskip("vllm")
 
-    def train(steps: int, name: str, ckpt_path: Path | None = None) -> dict[str, torch.Tensor]:
+    class Save(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+            if trainer.global_step == 3:
+                trainer.save_checkpoint(tmp_path / "half.ckpt")
+
+    def train(**options: Any) -> dict[str, torch.Tensor]:
         module = policy(engine=vllm_engine())
-        options = saving(tmp_path / name) | {"precision": precision, "ckpt_path": ckpt_path}
-        callbacks = [*options.pop("callbacks"), EngineCheck()]
-        run(tmp_path, module, WeightSync(), steps, callbacks=callbacks, **options)
+        options |= {"precision": precision, "callbacks": [EngineCheck(), Save()]}
+        run(tmp_path, module, WeightSync(), steps=5, **options)
         return {name: p.detach().clone() for name, p in module.named_parameters()}
 
-    straight = train(5, "straight")
-    train(3, "half")
-    resumed = train(5, "half", tmp_path / "half" / "last.ckpt")
+    straight = train()
+    resumed = train(ckpt_path=tmp_path / "half.ckpt")
     for name, value in straight.items():
         assert torch.equal(resumed[name], value), name

@@ -120,7 +120,7 @@ def test_training_mode_is_restored_even_after_an_error(llama: LlamaForCausalLM) 
 
 
 def test_end_of_sequence_equal_to_padding_ends_a_completion(llama: LlamaForCausalLM) -> None:
-    """Token 0 both pads and stops: only a drawn one ends the completion (case 11)."""
+    """Token 0 both pads and stops: only a drawn one ends the completion."""
     groups = engine_of(llama, list(range(0, 61))).generate(
         [[0, 5, 0], [7]], SamplingParams(5), num_completions=2, seed=0
     )

@@ -96,8 +96,8 @@ def test_resuming_is_exact_with_the_other_strategies_and_precisions(tmp_path: Pa
     run_ranks(SCRIPT.format(folder=str(tmp_path), cases=cases), tmp_path, timeout=580)
 
 
-def test_ranks_that_cannot_share_are_refused() -> None:
+def test_processes_that_cannot_share_are_refused() -> None:
     with pytest.raises(
-        ValueError, match="1 ranks cannot share engines of 2 each: set model.engine"
+        ValueError, match="1 processes cannot share engines of 2 processes each: set model.engine"
     ):
         EngineGroup(2)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.dist]
 
 SCRIPT = """
 import torch, torch.distributed as dist
-from tests.rollout.test_vllm_engine import PROMPTS, Trainer, errors, make_engine, make_policy
+from tests.tiny_vllm import PROMPTS, Trainer, errors, make_engine, make_policy
 from logra_lightning.types import SamplingParams
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from logra_lightning.engines import PolicyWeight, VLLMEngine
+from logra_lightning.engines.vllm_weights import VLLMWeights
 from logra_lightning.sketch import Factors
 from logra_lightning.types import SamplingParams
 
@@ -37,7 +38,7 @@ class FakeLLM:
 
     def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         self.calls.append(args[0] if method == "logra_call" else method)
-        return [None]
+        return [{"w": [2, 2]} if args[0] == "shapes" else None]
 
     def generate(self, *args: Any, **kwargs: Any) -> list[Any]:
         self.calls.append("generate")
@@ -49,7 +50,8 @@ WEIGHT = PolicyWeight("w", torch.ones(2, 2), None, "w")
 
 def asleep(mode: Any) -> tuple[VLLMEngine, FakeLLM]:
     engine, llm = VLLMEngine(sleep=mode), FakeLLM()
-    engine._llm, engine._shapes = llm, {"w": [2, 2]}
+    engine._llm = llm
+    engine._weights = VLLMWeights(llm, torch.float32, in_process=True)
     engine.load([WEIGHT], version=0)
     llm.calls.clear()
     engine.sleep()

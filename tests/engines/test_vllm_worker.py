@@ -38,17 +38,17 @@ def test_a_message_cannot_run_code() -> None:
 class RowParallelLinear(nn.Linear):
     """The left or right half of a layer with 10 inputs and 6 outputs."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, index: int) -> None:
         super().__init__(5, 6, bias=False)
-        self.tp_rank, self.input_size = rank, 10
+        self.tp_rank, self.input_size = index, 10
 
 
 class ColumnParallelLinear(nn.Linear):
     """The upper or lower half."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, index: int) -> None:
         super().__init__(10, 3, bias=False)
-        self.tp_rank, self.tp_size, self.output_size = rank, 2, 6
+        self.tp_rank, self.tp_size, self.output_size = index, 2, 6
 
 
 @pytest.mark.parametrize("kind", [RowParallelLinear, ColumnParallelLinear])
@@ -57,7 +57,7 @@ def test_shards_merge_as_the_whole_does(kind: Any, engine_dtype: torch.dtype) ->
     generator = torch.Generator().manual_seed(0)
     master = torch.randn(6, 10, generator=generator)
     receivers = [
-        WeightReceiver(nn.ModuleDict({"up": kind(rank).to(engine_dtype)})) for rank in (0, 1)
+        WeightReceiver(nn.ModuleDict({"up": kind(index).to(engine_dtype)})) for index in (0, 1)
     ]
     for receiver in receivers:
         assert receiver.shapes() == {"up.weight": [6, 10]}
@@ -68,7 +68,7 @@ def test_shards_merge_as_the_whole_does(kind: Any, engine_dtype: torch.dtype) ->
         entries = factors.entries("policy.up", 10, device=torch.device("cpu"))
         merge_(master, direction, entries, decay=0.99)
         for receiver in receivers:
-            receiver.merge([factors], [])
+            assert receiver.merge([factors], []) is None
     parts = []
     for receiver in receivers:
         weight = receiver._parameters["up.weight"]
@@ -82,7 +82,8 @@ def test_a_load_without_projection_ends_the_factors() -> None:
     receiver.load([PolicyWeight("up.weight", torch.ones(4, 4), None, "policy.up")])
     receiver.load([PolicyWeight("up.weight", torch.ones(4, 4))])
     directions = {"policy.up": torch.ones(4, 2, dtype=torch.bfloat16)}
-    receiver.merge([Factors(0, 0, 0, "rademacher", 1.0, directions)], [])
+    misfit = receiver.merge([Factors(0, 0, 0, "rademacher", 1.0, directions)], [])
+    assert misfit == (0, ["policy.up"], [])
     assert torch.equal(receiver.views()["up.weight"], torch.ones(4, 4))
 
 

@@ -41,11 +41,11 @@ def test_pieces_do_not_change_the_checksum_of_views() -> None:
 
 
 def test_a_block_is_a_view_of_both_sides() -> None:
-    block = Block("p", target_row=4, row=1, rows=2, column=3, columns=5)
+    block = Block("p", engine_row=4, row=1, rows=2, column=3, columns=5)
     weight, parameter = torch.arange(40.0).view(4, 10), torch.zeros(8, 5)
     block.place(parameter).copy_(block.of(weight))
     assert torch.equal(parameter[4:6], weight[1:3, 3:8])
-    vector = Block("p", target_row=0, row=1, rows=2, column=0, columns=None)
+    vector = Block("p", engine_row=0, row=1, rows=2, column=0, columns=None)
     assert torch.equal(vector.of(torch.arange(4)), torch.tensor([1, 2]))
 
 
