@@ -15,6 +15,11 @@ def named(names: Collection[str], limit: int = 3) -> str:
         names: names in the order in which they are listed.
         limit: how many names are written out.
     """
-    listed = ", ".join(map(repr, islice(names, limit)))
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return (listed or "none") + more
+    return listed([repr(name) for name in names], limit)
+
+
+def listed(things: Collection[str], limit: int = 3) -> str:
+    """As `named`, without quotes: for things that are no names, such as `row 3 of 'gsm8k'`."""
+    first = ", ".join(islice(things, limit))
+    more = f" and {len(things) - limit} more" if len(things) > limit else ""
+    return (first or "none") + more

@@ -8,6 +8,7 @@ from typing import Literal
 from lightning.pytorch.utilities import rank_zero_info
 
 from logra_lightning.data.tokenized_prompts import TokenizedPrompts
+from logra_lightning.names import listed
 
 _NAMED = 10  # a message names at most so many rows
 
@@ -37,7 +38,7 @@ def without_overlong(
     )
     if choice == "error":
         raise ValueError(f"{found}: raise the limit or set data.init_args.overlong_prompts=drop")
-    names = named([prompts.row_name(i) for i in overlong], _NAMED)
+    names = listed([prompts.row_name(i) for i in overlong], _NAMED)
     rank_zero_info(f"{found}. Dropped {names}.")
     return prompts.without(set(overlong))
 
@@ -61,7 +62,7 @@ def without_unusable(
     """
     if not reasons:
         return prompts
-    names = named([f"{prompts.row_name(i)} ({reasons[i]})" for i in sorted(reasons)], _NAMED)
+    names = listed([f"{prompts.row_name(i)} ({reasons[i]})" for i in sorted(reasons)], _NAMED)
     found = f"{len(reasons)} of {len(prompts)} {used_for} rows cannot be used"
     if choice == "error":
         raise ValueError(f"{found}: {names}: mend them or set data.init_args.unusable_rows=drop")
@@ -82,8 +83,3 @@ def check_some_left(before: Sequence[int], prompts: TokenizedPrompts) -> None:
                 f"none of the {had} training rows of {part.label!r} is left after dropping: see "
                 f"data.init_args.overlong_prompts and unusable_rows"
             )
-
-
-def named(names: Sequence[str], limit: int = 3) -> str:
-    """Return the names with commas between, `a, b, c, ...` where there are more than `limit`."""
-    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")

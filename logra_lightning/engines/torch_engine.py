@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicLayer
 
 from logra_lightning.distributed.sharding import gathered
 from logra_lightning.types import Completion, SamplingParams
@@ -96,11 +95,13 @@ class TorchEngine:
 
         Prompts `[a, b]` with the counts `[2, 1]` give completions of `[a, a, b]`.
         """
+        from logra_lightning.engines.torch_cache import reserved_cache
+
         longest = max(map(len, prompts))
         policy: Any = self._policy
         num_layers = policy.config.get_text_config().num_hidden_layers
         room = longest + sampling.max_tokens
-        cache = Cache(layers=[_ReservedLayer(room) for _ in range(num_layers)])
+        cache = reserved_cache(num_layers, room)
         mask = torch.zeros(len(prompts), longest, dtype=torch.int64, device=device)
         tokens = torch.full_like(mask, prompts[0][0])
         for i, ids in enumerate(prompts):  # padded on the left, so that all rows end together
@@ -142,7 +143,7 @@ class TorchEngine:
             )
         ]
 
-    def _forward(self, tokens: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+    def _forward(self, tokens: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """[n, V] fp32 logits of the last position; `tokens` [n, L] are added to the cache."""
         policy: Any = self._policy
         positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -tokens.shape[1] :]
@@ -213,44 +214,3 @@ def _waves(
                 wave, room = [], max_num_seqs
     if wave:
         yield wave
-
-
-class _ReservedLayer(DynamicLayer):
-    """Keys and values of one layer, in memory that is taken once.
-
-    The layer of transformers grows by `cat`, which copies everything at each token.
-    """
-
-    def __init__(self, max_length: int) -> None:
-        super().__init__()
-        self._max_length = max_length
-        self._length = 0
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self.keys = self._reserve(key_states)
-            self.values = self._reserve(value_states)
-        assert self.keys is not None
-        assert self.values is not None
-        start, self._length = self._length, self._length + key_states.shape[-2]
-        self.keys[:, :, start : self._length] = key_states
-        self.values[:, :, start : self._length] = value_states
-        return self.keys[:, :, : self._length], self.values[:, :, : self._length]
-
-    def _reserve(self, states: Tensor) -> Tensor:
-        shape = (*states.shape[:2], self._max_length, states.shape[-1])
-        return torch.empty(shape, dtype=states.dtype, device=states.device)
-
-    def get_seq_length(self) -> int:
-        return self._length
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._length + query_length, 0
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        assert self.keys is not None
-        assert self.values is not None
-        self.keys, self.values = self.keys[indices], self.values[indices]
