@@ -1,15 +1,19 @@
-"""Tiny models and the shipped policy, shared by all tests."""
+"""What all tests share: tiny models, processes that are started once, who runs what."""
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from tests.two_processes import TwoProcesses
+from tests.warm import Warm
 
 # Models are tiny: a second thread gains little, and where anything else runs on the machine,
 # waiting for it slows them down tenfold.
@@ -80,3 +84,31 @@ def write_sums(path: Path, rows: int) -> str:
 @pytest.fixture
 def private_datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture(scope="session")
+def uneven_policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a policy whose rows do not share out evenly, with a head of its own."""
+    folder = tmp_path_factory.mktemp("uneven")
+    config = LlamaConfig.from_pretrained(TINY_POLICY)
+    config.hidden_size, config.head_dim, config.intermediate_size = 48, 12, 81
+    config.tie_word_embeddings = False
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(TINY_POLICY).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    warm = Warm(HF_DATASETS_CACHE=str(tmp_path_factory.mktemp("datasets")))
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="session")
+def two_processes(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoProcesses]:
+    processes = TwoProcesses(warm, tmp_path_factory.mktemp("two_processes"))
+    yield processes
+    processes.close()
