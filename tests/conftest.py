@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from tests.heap import freeze_imports, import_vllm
 from tests.two_processes import TwoProcesses
 from tests.warm import Warm
 
@@ -21,6 +22,42 @@ torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
 TINY_POLICY = ROOT / "examples" / "tiny_policy"
+
+
+GROUPS = "processes", "vllm"  # begun first, each by one of two workers
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests stay together under `-n 2 --dist loadgroup`, which is what `make test` does.
+
+    One worker starts with the tests that start processes, the other with those of vLLM. Tests that
+    share a fixture of their file are run by the same worker, all others by whoever has time.
+    """
+
+    def group(item: pytest.Item) -> str:
+        if item.get_closest_marker("dist") or item.get_closest_marker("faults"):
+            return "processes"
+        if item.get_closest_marker("vllm"):
+            return "vllm"
+        fixtures = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        shared = any(definitions[-1].scope == "module" for definitions in fixtures)
+        return item.path.name if shared else ""
+
+    found = {item: group(item) for item in items}
+    items.sort(key=lambda item: GROUPS.index(found[item]) if found[item] in GROUPS else len(GROUPS))
+    for item, name in found.items():
+        if name:
+            item.add_marker(pytest.mark.xdist_group(name))
+
+
+def pytest_collection_finish() -> None:
+    freeze_imports()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("vllm"):
+        import_vllm()
 
 
 def make_llama(**overrides: object) -> LlamaForCausalLM:

@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.heap import freeze_imports
+
 ROOT = Path(__file__).parent.parent
 SLOW_IMPORTS = (
     "datasets",
@@ -177,5 +179,6 @@ def follow(order: bytes) -> None:
 if __name__ == "__main__":
     for module in SLOW_IMPORTS:
         importlib.import_module(module)
+    freeze_imports()
     if order := serve(socket.socket(fileno=int(sys.argv[1]))):
         follow(order)
