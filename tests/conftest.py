@@ -1,15 +1,20 @@
-"""Tiny models and the shipped policy, shared by all tests."""
+"""What all tests share: tiny models, processes that are started once, who runs what."""
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from tests.heap import freeze_imports, import_vllm
+from tests.two_processes import TwoProcesses
+from tests.warm import Warm
 
 # Models are tiny: a second thread gains little, and where anything else runs on the machine,
 # waiting for it slows them down tenfold.
@@ -17,6 +22,42 @@ torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
 TINY_POLICY = ROOT / "examples" / "tiny_policy"
+
+
+GROUPS = "processes", "vllm"  # begun first, each by one of two workers
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests stay together under `-n 2 --dist loadgroup`, which is what `make test` does.
+
+    One worker starts with the tests that start processes, the other with those of vLLM. Tests that
+    share a fixture of their file are run by the same worker, all others by whoever has time.
+    """
+
+    def group(item: pytest.Item) -> str:
+        if item.get_closest_marker("dist") or item.get_closest_marker("faults"):
+            return "processes"
+        if item.get_closest_marker("vllm"):
+            return "vllm"
+        fixtures = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        shared = any(definitions[-1].scope == "module" for definitions in fixtures)
+        return item.path.name if shared else ""
+
+    found = {item: group(item) for item in items}
+    items.sort(key=lambda item: GROUPS.index(found[item]) if found[item] in GROUPS else len(GROUPS))
+    for item, name in found.items():
+        if name:
+            item.add_marker(pytest.mark.xdist_group(name))
+
+
+def pytest_collection_finish() -> None:
+    freeze_imports()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("vllm"):
+        import_vllm()
 
 
 def make_llama(**overrides: object) -> LlamaForCausalLM:
@@ -80,3 +121,31 @@ def write_sums(path: Path, rows: int) -> str:
 @pytest.fixture
 def private_datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture(scope="session")
+def uneven_policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a policy whose rows do not share out evenly, with a head of its own."""
+    folder = tmp_path_factory.mktemp("uneven")
+    config = LlamaConfig.from_pretrained(TINY_POLICY)
+    config.hidden_size, config.head_dim, config.intermediate_size = 48, 12, 81
+    config.tie_word_embeddings = False
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(TINY_POLICY).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    warm = Warm(HF_DATASETS_CACHE=str(tmp_path_factory.mktemp("datasets")))
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="session")
+def two_processes(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoProcesses]:
+    processes = TwoProcesses(warm, tmp_path_factory.mktemp("two_processes"))
+    yield processes
+    processes.close()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from logra_lightning import (
     TorchEngine,
 )
 from logra_lightning.distributed.sharding import whole
-from tests.conftest import ROOT, TINY_POLICY, write_sums
+from tests.conftest import TINY_POLICY, write_sums
 
 
 def digits(completion: str) -> float:
@@ -70,7 +67,7 @@ def trainer(tmp_path: Path, steps: int = 2, **options: Any) -> Trainer:
 
 
 def weights(module: PolicyModule) -> dict[str, torch.Tensor]:
-    """All rows of all weights; where they are sharded, every rank must call it."""
+    """All rows of all weights; where they are sharded, every process must call it."""
     return {name: whole(value).clone() for name, value in module.state_dict().items()}
 
 
@@ -78,16 +75,3 @@ def fit(tmp_path: Path, module: PolicyModule, **options: Any) -> Trainer:
     run = trainer(tmp_path, **options)
     run.fit(module, datamodule=data(tmp_path))
     return run
-
-
-def run_ranks(code: str, folder: Path, timeout: int = 250) -> None:
-    """Run a script in two processes with gloo; each must end well and print `done`."""
-    script = folder / "ranks.py"
-    script.write_text(code)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, str(script)], capture_output=True, text=True, timeout=timeout, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-12_000:]
-    assert done.stdout.count("done") == 2

@@ -16,11 +16,13 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from logra_lightning import SketchAccumulation
-from logra_lightning.callbacks import HFExport, StepCheckpoint
+from logra_lightning.callbacks import HFExport, StepCheckpoint, hf_export
+from logra_lightning.distributed.processes import process_index
 from logra_lightning.policy.export import export_checkpoint
 from tests.conftest import TINY_POLICY, make_llama
-from tests.ranks_run import run_script
-from tests.runs import data, fit, policy, trainer
+from tests.runs import data, fit, policy, trainer, weights
+from tests.split_runs import build, own_folder, run
+from tests.two_processes import TwoProcesses
 
 pytestmark = pytest.mark.usefixtures("private_datasets_cache")
 
@@ -187,73 +189,60 @@ def test_a_dev_run_and_an_interrupted_one_write_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*hf*"))
 
 
-SCRIPT = """
-from pathlib import Path
-import torch
-from logra_lightning.callbacks import HFExport, hf_export
-from tests.ranks_run import build, own_folder, run
-from tests.runs import weights
-
-if __name__ == "__main__":
-    folder = Path({folder!r})
-    rank, mine = own_folder(folder)
-
-    def fit(name, **options):
-        model = options.pop("model", None)
-        module = build(**({{"model": model}} if model else {{}}))
-        made = run(mine, 2, module, steps=2, more=[HFExport(str(folder / name))], **options)
-        return module, made
-
-    uneven = str(folder / "uneven")
-    for name, options in (
-        ("ddp", {{"strategy": "sketch_ddp"}}),
-        ("fsdp", {{"strategy": "sketch_fsdp"}}),
-        ("fsdp_uneven", {{"strategy": "sketch_fsdp", "model": uneven, "precision": "bf16-true"}}),
-    ):
-        module, made = fit(name, **options)
-        made.save_checkpoint(folder / f"{{name}}.ckpt")
-        found = weights(module)
-        if rank == 0:
-            torch.save(found, folder / f"{{name}}.pt")
-
-    # Both ranks stop, whichever of them sees the trouble.
-    try:
-        fit("ddp", strategy="sketch_fsdp")
-    except ValueError as error:
-        assert "there is something in output_dir" in str(error), error
-    else:
-        raise AssertionError("a folder with something in it was not noticed")
-
-    def fail(*args, **kwargs):
-        next(args[2])
-        raise OSError(28, "No space left on device")
-
-    if rank == 0:
-        hf_export.write_folder = fail
-    try:
-        fit("full", strategy="sketch_fsdp")
-    except RuntimeError as error:
-        assert "No space left on device" in str(error), error
-    else:
-        raise AssertionError("a full disk was not noticed")
-    print(f"rank {{rank}} done")
-"""
+def export(folder: Path, model: str, strategy: str, **options: Any) -> dict[str, Tensor]:
+    """In both processes: the weights of a run that exported them and saved a checkpoint."""
+    module, callback = build(model=model), HFExport(str(folder / "hf"))
+    options["strategy"] = strategy
+    made = run(own_folder(folder), 2, module, steps=2, more=[callback], **options)
+    made.save_checkpoint(folder / "run.ckpt")
+    return weights(module)
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_script(SCRIPT, tmp_path_factory.mktemp("ranks"))
+def export_bf16(folder: Path, model: str) -> dict[str, Tensor]:
+    return export(folder, model, "sketch_fsdp", precision="bf16-true")
 
 
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "fsdp_uneven"])
-def test_two_ranks_export_the_whole_policy_both_ways(ranks: Path, name: str) -> None:
-    loaded = AutoModelForCausalLM.from_pretrained(ranks / name)
+def test_two_processes_export_the_whole_policy_both_ways(
+    two_processes: TwoProcesses, tmp_path: Path, uneven_policy: str, name: str
+) -> None:
+    if name == "fsdp_uneven":
+        trained, _ = two_processes.run(export_bf16, tmp_path, uneven_policy)
+    else:
+        trained, _ = two_processes.run(export, tmp_path, str(TINY_POLICY), f"sketch_{name}")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     assert loaded.dtype == (torch.bfloat16 if name == "fsdp_uneven" else torch.float32)
-    trained = torch.load(ranks / f"{name}.pt")
     assert {f"policy.{key}" for key in loaded.state_dict()} == trained.keys()
     for key, weight in loaded.state_dict().items():
         assert torch.equal(trained[f"policy.{key}"], weight), key
-    export_checkpoint(str(ranks / f"{name}.ckpt"), str(ranks / f"{name}_checkpoint"))
-    assert_same_files(ranks / name, ranks / f"{name}_checkpoint")
+    export_checkpoint(str(tmp_path / "run.ckpt"), str(tmp_path / "other"))
+    assert_same_files(tmp_path / "hf", tmp_path / "other")
+
+
+def stop_in_both(folder: Path) -> None:
+    """Only the first process sees the trouble."""
+    (folder / "hf").mkdir(exist_ok=True)
+    (folder / "hf" / "mine").touch()
+    with pytest.raises(ValueError, match="there is something in output_dir"):
+        export(folder, str(TINY_POLICY), "sketch_fsdp")
+
+    def fail(*args: Any, **_: Any) -> None:
+        next(args[2])
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if process_index() == 0:
+            patch.setattr(hf_export, "write_folder", fail)
+        with pytest.raises(RuntimeError, match="No space left on device"):
+            export(folder / "full", str(TINY_POLICY), "sketch_fsdp")
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_both_processes_stop_whichever_of_them_sees_the_trouble(
+    two_processes: TwoProcesses, tmp_path: Path
+) -> None:
+    (tmp_path / "full").mkdir()
+    two_processes.run(stop_in_both, tmp_path)

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.faults.fault_run import begin, children, finish, is_gone, wait_for
+from tests.faults.fault_run import begin, children, is_gone
+from tests.warm import Warm
 
 pytestmark = pytest.mark.faults
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("straight")
-    code, output = finish(begin(folder), 120)
+    code, output = begin(warm, folder).finish(120)
     assert code == 0, output
     return folder
 
@@ -30,25 +31,25 @@ def assert_same_end(folder: Path, straight: Path) -> None:
 
 
 def test_one_process_stops_in_the_middle_of_a_batch_and_goes_on_as_if_it_never_had(
-    tmp_path: Path, straight: Path
+    warm: Warm, tmp_path: Path, straight: Path
 ) -> None:
-    run = begin(tmp_path, "--pause=20")
-    wait_for(run, "batch 0")
+    run = begin(warm, tmp_path, "--pause=20")
+    run.wait_for("batch 0")
     time.sleep(1.5)  # to its pause before the backward pass
     os.kill(run.pid, signal.SIGTERM)
     start = time.monotonic()
-    code, output = finish(run)
+    code, output = run.finish()
     assert code == 143, output
     assert time.monotonic() - start < 15  # not the batch's pauses
     assert "ends with exit code 143; go on with ckpt_path=last" in output
-    run = begin(tmp_path, "--pause=0.3")
-    wait_for(run, "batch 4")
+    run = begin(warm, tmp_path, "--pause=0.3")
+    run.wait_for("batch 4")
     for _ in range(2):  # as where a launcher and a cluster both send it
         os.kill(run.pid, signal.SIGTERM)
         time.sleep(0.02)
-    code, output = finish(run)
+    code, output = run.finish()
     assert code in (143, -signal.SIGTERM), output  # both are 143 to a shell
-    code, output = finish(begin(tmp_path), 120)
+    code, output = begin(warm, tmp_path).finish(120)
     assert code == 0, output
     assert "batch 3" not in output  # was saved
     assert_same_end(tmp_path, straight)
@@ -57,28 +58,32 @@ def test_one_process_stops_in_the_middle_of_a_batch_and_goes_on_as_if_it_never_h
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sketch_ddp", "sketch_fsdp"])
-def test_ranks_agree_on_a_signal_that_one_of_them_got(tmp_path: Path, strategy: str) -> None:
+def test_processes_agree_on_a_signal_that_one_of_them_got(
+    warm: Warm, tmp_path: Path, strategy: str
+) -> None:
     options = [f"--strategy={strategy}", "--devices=2"]
-    run = begin(tmp_path / "a", *options, "--pause=0.2")
-    wait_for(run, "batch 2")
+    run = begin(warm, tmp_path / "a", *options, "--pause=0.2")
+    run.wait_for("batch 2")
     (child,) = children(run.pid)
     os.kill(child, signal.SIGTERM)
-    code, output = finish(run)
+    code, output = run.finish()
     assert code == 143, output
     for name in "ab":
-        code, output = finish(begin(tmp_path / name, *options), 120)
+        code, output = begin(warm, tmp_path / name, *options).finish(120)
         assert code == 0, output
     assert_same_end(tmp_path / "a", tmp_path / "b")
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("victim", ["first", pytest.param("second", marks=pytest.mark.slow)])
-def test_a_rank_that_dies_takes_the_other_with_it(tmp_path: Path, victim: str) -> None:
-    run = begin(tmp_path, "--strategy=sketch_ddp", "--devices=2", "--pause=0.5")
-    wait_for(run, "batch 1")
+def test_a_process_that_dies_takes_the_other_with_it(
+    warm: Warm, tmp_path: Path, victim: str
+) -> None:
+    run = begin(warm, tmp_path, "--strategy=sketch_ddp", "--devices=2", "--pause=0.5")
+    run.wait_for("batch 1")
     (child,) = children(run.pid)
     os.kill(run.pid if victim == "first" else child, signal.SIGKILL)
     assert is_gone(child, 30)
-    code, output = finish(run, 30)
+    code, output = run.finish(30)
     assert code != 0, output
     assert (tmp_path / "saved" / "last.ckpt").exists()

@@ -30,7 +30,7 @@ from logra_lightning.callbacks.rollout_logger import markdown
 from logra_lightning.rollout import EvaluationOptions
 from logra_lightning.types import Completion, Rollouts, SamplingParams
 from tests import runs
-from tests.runs import run_ranks
+from tests.two_processes import TwoProcesses
 
 NASTY = [
     "<script>alert(1)</script> **bold** [a](b) $x_1$",
@@ -334,29 +334,13 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         fit(tmp_path, RolloutLogger(), 1, default_root_dir="s3://bucket/runs")
 
 
-RANKS = """
-import json
-from pathlib import Path
-from tests.callbacks.test_rollout_logger import Fake, fit
-from logra_lightning.callbacks import (
-    RolloutLogger,
-    SketchAccumulation,
-    Throughput,
-    ValidateAtEnds,
-)
-
-folder = Path(__file__).parent
-trainer = fit(folder, RolloutLogger(), 2, devices=2, strategy="ddp")
-trainer.strategy.barrier()
-assert sorted(p.name for p in folder.glob("*.jsonl")) == [
-    "rollouts_process0.jsonl", "rollouts_process1.jsonl"
-]
-mine = folder / f"rollouts_process{trainer.global_rank}.jsonl"
-assert len(mine.read_text().splitlines()) == 8
-print("done")
-"""
+def log_in_both(folder: Path) -> None:
+    fit(folder, RolloutLogger(), 2, devices=2, strategy="ddp")
 
 
 @pytest.mark.dist
-def test_each_rank_writes_its_own_file(tmp_path: Path) -> None:
-    run_ranks(RANKS, tmp_path)
+def test_each_process_writes_its_own_file(two_processes: TwoProcesses, tmp_path: Path) -> None:
+    two_processes.run(log_in_both, tmp_path)
+    files = sorted(tmp_path.glob("*.jsonl"))
+    assert [path.name for path in files] == [f"rollouts_process{i}.jsonl" for i in (0, 1)]
+    assert [len(path.read_text().splitlines()) for path in files] == [8, 8]

@@ -1,8 +1,9 @@
-"""Tokens are counted over steps, ranks and resumes, against a clock that the test sets."""
+"""Tokens are counted over steps, processes and resumes, against a clock that the test sets."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from logra_lightning.callbacks import Throughput, throughput
 from logra_lightning.types import Completion, Rollouts
-from tests.runs import run_ranks
+from tests.two_processes import TwoProcesses
 
 
 class Fake(LightningModule):
@@ -118,25 +119,24 @@ def test_a_module_without_rollouts_is_told_what_it_needs(tmp_path: Path) -> None
         fit(tmp_path, module, 1)
 
 
-RANKS = """
-import os
-from pathlib import Path
-from logra_lightning.callbacks import throughput
-from tests.callbacks.test_throughput import Fake, fit
-
-rank = int(os.environ["RANK"])
-# Steps of one second on rank 0 and four on rank 1; rollouts of 0.5 and 1.5.
-now = iter(range(0, 1000, [1, 4][rank]))
-throughput.time = type("Clock", (), {"perf_counter": staticmethod(lambda: float(next(now)))})
-(step,) = fit(Path(__file__).parent, Fake([0.5, 1.5][rank]), 1, devices=2, strategy="ddp")
-expected = {"tokens_per_step": 40, "tokens_per_s": 10, "completion_tokens_per_s": 16,
-            "total_completion_tokens": 24}
-for name, value in expected.items():
-    assert step[f"throughput/{name}"] == value, step
-print("done")
-"""
+def count_in_both(folder: Path) -> dict[str, float]:
+    process = torch.distributed.get_rank()
+    now = iter(range(0, 1000, [1, 4][process]))  # steps of 1 s in process 0, of 4 s in process 1
+    clock = SimpleNamespace(perf_counter=lambda: float(next(now)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(throughput, "time", clock)
+        (step,) = fit(folder, Fake([0.5, 1.5][process]), 1, devices=2, strategy="ddp")
+    return step
 
 
 @pytest.mark.dist
-def test_ranks_are_summed_and_the_slowest_sets_the_time(tmp_path: Path) -> None:
-    run_ranks(RANKS, tmp_path)
+def test_processes_are_summed_and_the_slowest_sets_the_time(
+    two_processes: TwoProcesses, tmp_path: Path
+) -> None:
+    expected = {
+        "throughput/tokens_per_step": 40,
+        "throughput/tokens_per_s": 10,
+        "throughput/completion_tokens_per_s": 16,
+        "throughput/total_completion_tokens": 24,
+    }
+    assert two_processes.run(count_in_both, tmp_path) == [expected, expected]

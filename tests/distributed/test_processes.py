@@ -1,8 +1,6 @@
-"""What ranks tell each other, in one process and in two."""
+"""What processes tell each other, in one process and in two."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,24 +13,7 @@ from logra_lightning.distributed.processes import (
     process_index,
     sum_over_processes_,
 )
-from tests.runs import run_ranks
-
-SCRIPT = """
-import torch, torch.distributed as dist
-from logra_lightning.distributed.processes import *
-
-dist.init_process_group("gloo")
-me = dist.get_rank()
-assert (num_processes(), process_index()) == (2, me)
-assert of_all_processes({"rank": me}) == [{"rank": 0}, {"rank": 1}]
-assert counts_over_processes(me + 1, 10) == [3, 20]
-totals = [[3.0, 4.0], [5.0, 12.0]]
-assert sum_over_processes_(torch.tensor(totals[me], dtype=torch.float64)).tolist() == [8, 16]
-weight = torch.full((2,), float(me + 1))
-copy_from_first_process_([weight])
-assert weight.tolist() == [1, 1]
-print("done")
-"""
+from tests.two_processes import TwoProcesses
 
 
 def test_one_process_keeps_what_it_has() -> None:
@@ -45,6 +26,18 @@ def test_one_process_keeps_what_it_has() -> None:
     assert value.tolist() == [1, 2]
 
 
+def share() -> None:
+    me = process_index()
+    assert (num_processes(), torch.distributed.get_rank()) == (2, me)
+    assert of_all_processes({"process": me}) == [{"process": 0}, {"process": 1}]
+    assert counts_over_processes(me + 1, 10) == [3, 20]
+    totals = [[3.0, 4.0], [5.0, 12.0]]
+    assert sum_over_processes_(torch.tensor(totals[me], dtype=torch.float64)).tolist() == [8, 16]
+    weight = torch.full((2,), float(me + 1))
+    copy_from_first_process_([weight])
+    assert weight.tolist() == [1, 1]
+
+
 @pytest.mark.dist
-def test_two_ranks_share_what_each_has(tmp_path: Path) -> None:
-    run_ranks(SCRIPT, tmp_path)
+def test_two_processes_share_what_each_has(two_processes: TwoProcesses) -> None:
+    two_processes.run(share)

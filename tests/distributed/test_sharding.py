@@ -1,12 +1,12 @@
-"""Sharded weights: what a rank holds, and all of it; plain weights are left alone."""
+"""Sharded weights: what a process holds, and all of it; plain weights are left alone."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from logra_lightning.distributed.sharding import (
     gathered,
@@ -18,22 +18,11 @@ from logra_lightning.distributed.sharding import (
     squared_norms,
     whole,
 )
-from tests.runs import run_ranks
+from tests.two_processes import TwoProcesses
 
-SCRIPT = """
-import os
-import torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from logra_lightning.distributed.sharding import (
-    gathered, gathered_through_backward, held_rows, is_sharded, local, on_first_process,
-    squared_norms, whole,
-)
 
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+def hold_all_rows() -> None:
+    process = torch.distributed.get_rank()
     for rows in (1, 2, 5, 8):
         for dtype in (torch.float32, torch.bfloat16):
             torch.manual_seed(rows)
@@ -48,7 +37,7 @@ if __name__ == "__main__":
             other = torch.arange(rows * 3, dtype=torch.int16).view(rows, 3)
             assert torch.equal(whole(weight, other[held].clone()), other)
             kept = on_first_process(whole(weight))
-            assert torch.equal(kept, full) if rank == 0 else kept.numel() == 0
+            assert torch.equal(kept, full) if process == 0 else kept.numel() == 0
             norms = squared_norms([weight, full])
             assert abs(norms[0] - norms[1]) < 1e-3 * norms[1], norms
             local(weight).mul_(2)  # the memory that is gathered from
@@ -66,14 +55,11 @@ if __name__ == "__main__":
             with torch.no_grad(), gathered_through_backward(layer, x):
                 assert not is_sharded(layer.weight)
             assert is_sharded(layer.weight)
-    print(f"rank {rank} done")
-    dist.destroy_process_group()
-"""
 
 
 @pytest.mark.dist
-def test_two_ranks_hold_all_rows_between_them(tmp_path: Path) -> None:
-    run_ranks(SCRIPT, tmp_path)
+def test_two_processes_hold_all_rows_between_them(two_processes: TwoProcesses) -> None:
+    two_processes.run(hold_all_rows)
 
 
 def test_a_plain_weight_is_held_whole() -> None:

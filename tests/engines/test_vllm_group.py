@@ -1,41 +1,54 @@
-"""Engines of several ranks, one each or shared: exact weights, and exact when resumed."""
+"""Engines of two processes, one each or one that they share: exact weights, exact when resumed."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from lightning.pytorch import Callback
 
+from logra_lightning import KLBudget, SketchAccumulation, TorchEngine, VLLMEngine, WeightSync
+from logra_lightning.callbacks import EngineCheck
+from logra_lightning.distributed.processes import (
+    num_processes,
+    of_all_processes,
+    process_index,
+    sum_over_processes_,
+)
 from logra_lightning.engines.vllm_group import EngineGroup
-from tests.runs import run_ranks
+from logra_lightning.types import SamplingParams
+from tests.engines.test_vllm_engine import PROMPTS, Trainer, errors, make_engine, make_policy
+from tests.heap import import_vllm
+from tests.runs import data, policy, trainer, weights
+from tests.split_runs import STRATEGIES, own_folder
+from tests.two_processes import TwoProcesses
 
 pytestmark = [pytest.mark.dist, pytest.mark.vllm]
 pytest.importorskip("vllm")
 
-SCRIPT = """
-from pathlib import Path
-import torch
-from lightning.pytorch import Callback
-from logra_lightning import (
-    KLBudget, SamplingParams, SketchAccumulation, TorchEngine, VLLMEngine, WeightSync,
-)
-from logra_lightning.callbacks import EngineCheck
-from tests.ranks_run import STRATEGIES, own_folder
-from tests.runs import data, policy, trainer, weights
+
+@pytest.fixture(scope="module", autouse=True)
+def vllm_in_both(two_processes: TwoProcesses) -> None:
+    two_processes.run(import_vllm)
+
 
 class Save(Callback):
-    def __init__(self, path):
+    """Saves a checkpoint after the second step."""
+
+    def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_train_batch_end(self, trainer, *_):
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == 2:
             trainer.save_checkpoint(self.path)
 
-if __name__ == "__main__":
-    folder = Path({folder!r})
-    rank, mine = own_folder(folder)
 
-    def fit(steps, strategy, precision, size, **options):
+def resume_exactly(folder: Path, strategy: str, precision: str, size: int) -> None:
+    """In both processes, which share an engine where `size` is 2."""
+
+    def fit(**options: Any) -> Any:
         engine = VLLMEngine(
             tensor_parallel_size=size, kv_cache_memory_bytes=16 << 20, max_model_len=64
         )
@@ -43,57 +56,92 @@ if __name__ == "__main__":
         # Both raise where engine and trainer differ.
         checks = [WeightSync(verify_every=1), EngineCheck(every_n_steps=1)]
         made = trainer(
-            mine, steps, devices=2, strategy=STRATEGIES[strategy](rank=32), precision=precision,
+            own_folder(folder),
+            4,
+            devices=2,
+            strategy=STRATEGIES[strategy](rank=32),
+            precision=precision,
             callbacks=[SketchAccumulation(), KLBudget(), *checks, Save(folder / "half.ckpt")],
         )
-        made.fit(module, datamodule=data(mine), **options)
-        return module, made
+        made.fit(module, datamodule=data(own_folder(folder)), **options)
+        return module
 
-    for strategy, precision, size in {cases!r}:
-        straight, _ = fit(4, strategy, precision, size)
-        resumed, _ = fit(4, strategy, precision, size, ckpt_path=folder / "half.ckpt")
-        other = weights(resumed)
-        for name, value in weights(straight).items():
-            assert torch.equal(value, other[name]), (strategy, precision, size, name)
-        assert len(straight.rollouts) == 8  # each rank trains on its own prompts
-    # Greedy completions of a shared engine, of unequal shares.
-    module = resumed
-    plain = TorchEngine()
-    plain.start(module.policy, [2])
-    own = [[5, 6, 7], [8, 9]][: 2 - rank]
-    prompts = [[i + 3 for i in ids] for ids in own] if rank else own
-    greedy = SamplingParams(max_tokens=5, temperature=0.0)
-    engine = VLLMEngine(
-        tensor_parallel_size=2, kv_cache_memory_bytes=16 << 20, max_model_len=64
-    )
-    engine.start(module.policy, [2])
-    for asked in (prompts, prompts if rank else []):
-        expected = plain.generate(asked, greedy, num_completions=1, seed=0)
-        found = engine.generate(asked, greedy, num_completions=1, seed=rank)
-        assert [[c.token_ids for c in g] for g in found] == [
-            [c.token_ids for c in g] for g in expected
-        ]
-    engine.close()
-    print(f"rank {{rank}} done")
-"""
+    straight = fit()
+    resumed = fit(ckpt_path=folder / "half.ckpt")
+    other = weights(resumed)
+    for name, value in weights(straight).items():
+        assert torch.equal(value, other[name]), name
+    assert len(straight.rollouts) == 8  # each process trains on its own prompts
 
 
-def test_resuming_is_exact_with_an_engine_each_and_ranks_share_one(tmp_path: Path) -> None:
-    cases = [("sketch_fsdp", "bf16-true", 1)]
-    run_ranks(SCRIPT.format(folder=str(tmp_path), cases=cases), tmp_path)
+def test_resuming_is_exact_with_an_engine_each(two_processes: TwoProcesses, tmp_path: Path) -> None:
+    two_processes.run(resume_exactly, tmp_path, "sketch_fsdp", "bf16-true", 1)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_resuming_is_exact_with_the_other_strategies_and_precisions(tmp_path: Path) -> None:
-    cases = [
+@pytest.mark.parametrize(
+    ("strategy", "precision", "size"),
+    [
         ("sketch_fsdp", "32-true", 1),
         ("sketch_ddp", "bf16-true", 1),
         ("sketch_ddp", "32-true", 1),
         ("sketch_fsdp", "bf16-true", 2),
         ("sketch_ddp", "32-true", 2),
-    ]
-    run_ranks(SCRIPT.format(folder=str(tmp_path), cases=cases), tmp_path, timeout=580)
+    ],
+)
+def test_resuming_is_exact_with_the_other_strategies_and_precisions(
+    two_processes: TwoProcesses, tmp_path: Path, strategy: str, precision: str, size: int
+) -> None:
+    two_processes.run(resume_exactly, tmp_path, strategy, precision, size)
+
+
+def share_an_engine() -> None:
+    """Greedy completions of unequal shares are those of the policy itself."""
+    process, llama, plain = process_index(), make_policy(), TorchEngine()
+    plain.start(llama, [2])
+    prompts = [[[5, 6, 7], [8, 9]], [[8, 9, 10]]][process]
+    greedy = SamplingParams(max_tokens=5, temperature=0.0)
+    engine = make_engine(tensor_parallel_size=2)
+    engine.start(llama, [2])
+    for asked in (prompts, prompts if process else []):
+        expected = plain.generate(asked, greedy, num_completions=1, seed=0)
+        found = engine.generate(asked, greedy, num_completions=1, seed=process)
+        assert [[c.token_ids for c in group] for group in found] == [
+            [c.token_ids for c in group] for group in expected
+        ]
+    engine.close()
+
+
+def test_both_may_sample_with_one_engine(two_processes: TwoProcesses) -> None:
+    two_processes.run(share_an_engine)
+
+
+def use_an_engine_each() -> None:
+    process = process_index()
+    mine, engine = Trainer(make_policy()), make_engine()
+
+    def total() -> float:
+        return sum_over_processes_(torch.tensor([process + 1.0])).item()
+
+    engine.start(mine.policy, [1])
+    engine.load(mine.weights(), version=mine.version)
+    engine.merge([mine.step(), mine.step()])
+    assert engine.differing(mine.weights()) == []
+    assert errors(engine, mine.policy, seed=process).max() < 1e-4
+    prompts = [[*PROMPTS[0], 11 + process]]
+    group = engine.generate(prompts, SamplingParams(8), num_completions=4, seed=process)[0]
+    first, second = of_all_processes([c.token_ids for c in group])
+    assert first != second
+    assert total() == 3.0
+    engine.close()
+    assert num_processes() == 2
+    assert total() == 3.0
+
+
+def test_the_trainers_process_group_comes_before_the_engines_and_outlives_them(
+    two_processes: TwoProcesses,
+) -> None:
+    two_processes.run(use_an_engine_each)
 
 
 def test_processes_that_cannot_share_are_refused() -> None:

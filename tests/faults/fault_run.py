@@ -1,8 +1,8 @@
-"""A run of the shipped policy in a process of its own, for others to disturb.
+"""A run of the shipped policy in processes of its own, for tests to disturb.
 
 `python -m tests.faults.fault_run FOLDER [--steps N] [--strategy S] [--devices N] [--pause S]`
-prints `batch N` when a batch begins and saves a checkpoint after each; it goes on from the last.
-At the end it writes `FOLDER/end.pt`.
+prints `batch N` when a batch begins and saves a checkpoint after each; started again, it goes on
+from the last checkpoint. At the end it writes `FOLDER/end.pt`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,13 @@ from lightning.pytorch import Callback
 
 from logra_lightning import KLBudget, Reward, SketchAccumulation
 from logra_lightning.callbacks import Preemption, StepCheckpoint
-from tests.conftest import ROOT
-from tests.ranks_run import STRATEGIES
 from tests.runs import data, digits, policy, trainer, weights
+from tests.split_runs import STRATEGIES
+from tests.warm import Program, Warm
 
 
 class Announce(Callback):
-    """Tells where the run is, and gives others time to disturb it there."""
+    """Says which batch begins, and waits in the middle of it for so many seconds."""
 
     def __init__(self, pause: float) -> None:
         self.pause = pause
@@ -49,7 +48,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    mine = args.folder / f"rank{os.environ.get('LOCAL_RANK', 0)}"
+    mine = args.folder / f"process{os.environ.get('LOCAL_RANK', 0)}"
     mine.mkdir(parents=True, exist_ok=True)
     saves = StepCheckpoint(dirpath=args.folder / "saved", every_n_train_steps=1)
     strategy = STRATEGIES[args.strategy](rank=32)
@@ -68,34 +67,15 @@ def main() -> None:
         torch.save(found, args.folder / "end.pt")
 
 
-def begin(folder: Path, *options: str) -> subprocess.Popen[str]:
-    """Start a run; its output is in one pipe."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-u", "-m", "tests.faults.fault_run", str(folder), *options]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    )
-
-
-def wait_for(run: subprocess.Popen[str], text: str) -> str:
-    """Read until a line has `text`; all that was read."""
-    seen = ""
-    assert run.stdout is not None
-    for line in run.stdout:
-        seen += line
-        if text in line:
-            return seen
-    raise AssertionError(f"{text!r} never came:\n{seen}")
-
-
-def finish(run: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str]:
-    """Exit code and what it printed until its end."""
-    rest, _ = run.communicate(timeout=timeout)
-    return run.returncode, rest
+def begin(warm: Warm, folder: Path, *options: str) -> Program:
+    """Start a run in a folder, which it shares with those before it."""
+    folder.mkdir(exist_ok=True)
+    output = folder / f"output{len(list(folder.glob('output*')))}.txt"
+    return warm.begin("tests.faults.fault_run", str(folder), *options, output=output)
 
 
 def children(pid: int) -> list[int]:
-    """Processes that another one started."""
+    """The processes that a process started and that still live."""
     found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
     return [int(child) for child in found.stdout.split()]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from logra_lightning.rollout.evaluation import EvalMetrics
-from tests.runs import run_ranks
+from tests.two_processes import TwoProcesses
 
 REWARDS = torch.tensor([[1.0, 0.0, 2.0, 0.5], [0.0, 0.0, 0.0, 0.25]])
 LENGTHS = torch.tensor([[1, 2, 3, 4], [10, 10, 10, 30]])
@@ -109,37 +107,25 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         metrics.update(REWARDS[:, :2], 1.0, LENGTHS[:, :2], TRUNCATED[:, :2], None, ["a", "b"])
 
 
-RANKS = """
-import torch
-from torch import distributed
-from logra_lightning.rollout.evaluation import EvalMetrics
+def evaluate() -> None:
+    process = torch.distributed.get_rank()
+    # Process 0 sees one prompt of "a"; process 1 three, of "b" and "a".
+    rewards = torch.tensor([[[1.0, 0.0]], [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]][process])
+    sources = [["a"], ["b", "b", "a"]][process]
+    metrics = EvalMetrics([2])
+    zeros = torch.zeros(rewards.shape)
+    metrics.update(rewards, 1.0, zeros + process, zeros > 0, None, sources)
+    means = metrics.compute()
+    expected = {"avg@2": 2.5 / 4, "a/avg@2": 0.75, "b/avg@2": 0.5, "length": 0.75, "b/length": 1.0}
+    assert {name: means[name] for name in expected} == expected
+    assert metrics.compute() == means
 
-distributed.init_process_group("gloo")
-rank = distributed.get_rank()
-
-# Rank 0 sees one prompt of "a"; rank 1 three, of "b" and "a".
-rewards = torch.tensor([[[1.0, 0.0]], [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]][rank])
-sources = [["a"], ["b", "b", "a"]][rank]
-metrics = EvalMetrics([2])
-zeros = torch.zeros(rewards.shape)
-metrics.update(rewards, 1.0, zeros + rank, zeros > 0, None, sources)
-means = metrics.compute()
-expected = {"avg@2": 2.5 / 4, "a/avg@2": 0.75, "b/avg@2": 0.5, "length": 0.75, "b/length": 1.0}
-for name, value in expected.items():
-    assert means[name] == value, (name, means)
-assert metrics.compute() == means
-
-# One without any prompt.
-metrics.reset()
-if rank == 1:
-    metrics.update(rewards, 1.0, zeros, zeros > 0, None, sources)
-assert metrics.compute()["pass@2"] == 2 / 3
-
-print("done")
-distributed.destroy_process_group()
-"""
+    metrics.reset()
+    if process == 1:  # the other one has no prompt
+        metrics.update(rewards, 1.0, zeros, zeros > 0, None, sources)
+    assert metrics.compute()["pass@2"] == 2 / 3
 
 
 @pytest.mark.dist
-def test_ranks_that_saw_other_sources_say_the_same(tmp_path: Path) -> None:
-    run_ranks(RANKS, tmp_path)
+def test_processes_that_saw_other_sources_say_the_same(two_processes: TwoProcesses) -> None:
+    two_processes.run(evaluate)

@@ -1,4 +1,4 @@
-"""Two ranks make the steps of one process, whatever share of the work each of them has."""
+"""Two processes make the steps of one, whatever share of the work each of them has."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from logra_lightning import SketchDDPStrategy
+from logra_lightning.distributed.processes import process_index
 from logra_lightning.objective import ObjectiveOptions, ReinforcePlusPlus
-from tests.ranks_run import build, run
-from tests.runs import run_ranks, weights
+from tests.runs import weights
+from tests.split_runs import build, logged_by, own_folder, resume_exactly, run
+from tests.two_processes import TwoProcesses
 
 pytestmark = [pytest.mark.dist, pytest.mark.usefixtures("private_datasets_cache")]
 
@@ -22,61 +25,41 @@ CASES: dict[str, dict[str, Any]] = {
     "masked": {"objective": ObjectiveOptions(mask_truncated=True)},
 }
 
-SCRIPT = """
-from pathlib import Path
-import torch
-from tests.ranks_run import assert_resumes_exactly, build, own_folder, run
-from tests.runs import weights
-from tests.strategy.test_ddp import CASES
 
-if __name__ == "__main__":
-    folder = Path({folder!r})
-    rank, mine = own_folder(folder)
-    for name, options in CASES.items():
-        module = build(**options)
-        made = run(mine, 2, module, steps=4 if "minibatches" in options else 3)
-        logged = {{k: float(v) for k, v in made.callback_metrics.items()}}
-        found = (weights(module), logged, module.rollouts.rows)
-        torch.save(found, folder / f"{{name}}_{{rank}}.pt")
-    for precision in ("32-true", "bf16-true"):
-        assert_resumes_exactly(folder, "sketch_ddp", precision)
-    other = build()
-    try:
-        from logra_lightning import SketchDDPStrategy
-        run(mine, 2, other, strategy=SketchDDPStrategy(rank=32, projection_seed=rank))
-    except RuntimeError as error:
-        assert "processes hold different projections" in str(error), error
-    else:
-        raise AssertionError("different projections were not noticed")
-    print(f"rank {{rank}} done")
-"""
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ranks")
-    run_ranks(SCRIPT.format(folder=str(folder)), folder)
-    return folder
-
-
-def load(folder: Path, name: str, rank: int) -> tuple[dict, dict, list]:
-    return torch.load(folder / f"{name}_{rank}.pt", weights_only=False)
+def train(folder: Path, processes: int, name: str) -> tuple[dict, dict, list]:
+    """Weights, logged values and rows of the last batch."""
+    module = build(**CASES[name])
+    steps = 4 if name == "minibatches" else 3
+    made = run(own_folder(folder), processes, module, steps=steps)
+    assert module.rollouts is not None
+    return weights(module), logged_by(made), list(module.rollouts.rows)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_weights_and_metrics_are_those_of_one_process(
-    ranks: Path, tmp_path: Path, name: str
+    two_processes: TwoProcesses, tmp_path: Path, name: str
 ) -> None:
-    module = build(**CASES[name])
-    made = run(tmp_path, 1, module, steps=4 if name == "minibatches" else 3)
-    (first, logged, rows), (second, _, other_rows) = (load(ranks, name, r) for r in (0, 1))
-    assert module.rollouts is not None
-    assert [*rows, *other_rows] == list(module.rollouts.rows)
+    (first, logged, rows), (second, _, other_rows) = two_processes.run(train, tmp_path, 2, name)
+    alone, expected, all_rows = train(tmp_path, 1, name)
+    assert rows + other_rows == all_rows
     for key, value in first.items():
-        assert torch.equal(value, second[key]), key  # ranks agree bit for bit
-    if name != "minibatches":  # whose shares are drawn by each rank
-        torch.testing.assert_close(first, weights(module), rtol=1e-4, atol=1e-5)
-        expected = {k: float(v) for k, v in made.callback_metrics.items()}
+        assert torch.equal(value, second[key]), key  # the processes agree bit for bit
+    if name != "minibatches":  # whose shares are drawn in each process
+        torch.testing.assert_close(first, alone, rtol=1e-4, atol=1e-5)
         for key in expected.keys() - {"optim/step_scale"}:
-            if not key.startswith("time/"):
-                assert logged[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), key
+            assert logged[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), key
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_a_run_resumes_exactly(two_processes: TwoProcesses, tmp_path: Path, precision: str) -> None:
+    two_processes.run(resume_exactly, tmp_path, "sketch_ddp", precision)
+
+
+def refuse_different_projections(folder: Path) -> None:
+    strategy = SketchDDPStrategy(rank=32, projection_seed=process_index())
+    with pytest.raises(RuntimeError, match="processes hold different projections"):
+        run(own_folder(folder), 2, build(), strategy=strategy)
+
+
+def test_different_projections_are_noticed(two_processes: TwoProcesses, tmp_path: Path) -> None:
+    two_processes.run(refuse_different_projections, tmp_path)

@@ -1,4 +1,4 @@
-"""A checkpoint of any strategy goes on under any other, with another number of ranks."""
+"""A checkpoint of any strategy goes on under any other, with another number of processes."""
 
 from __future__ import annotations
 
@@ -11,75 +11,64 @@ import torch
 from transformers import LlamaForCausalLM
 
 from logra_lightning.policy.export import export_checkpoint
-from tests.ranks_run import build, own_folder, run, uneven_policy
-from tests.runs import run_ranks, weights
+from tests.runs import weights
+from tests.split_runs import build, own_folder, run
+from tests.two_processes import TwoProcesses
 
 pytestmark = [pytest.mark.dist, pytest.mark.usefixtures("private_datasets_cache")]
 
 PRECISIONS = ("32-true", "bf16-true")
-RANKS = {"sketch": 1, "sketch_ddp": 2, "sketch_fsdp": 2}
-PAIRS = list(permutations(RANKS, 2))
-
-SCRIPT = """
-import os
-from pathlib import Path
-from tests.strategy.test_resume import go_on, start, PAIRS, PRECISIONS, RANKS
-
-if __name__ == "__main__":
-    folder = Path({folder!r})
-    for precision in PRECISIONS:
-        for strategy in ("sketch_ddp", "sketch_fsdp"):
-            start(folder, strategy, precision)
-        for first, second in PAIRS:
-            if RANKS[second] == 2:
-                go_on(folder, first, second, precision)
-    print(f"rank {{os.environ['RANK']}} done")
-"""
+PROCESSES = {"sketch": 1, "sketch_ddp": 2, "sketch_fsdp": 2}
+PAIRS = list(permutations(PROCESSES, 2))
 
 
-def fit(folder: Path, strategy: str, precision: str, steps: int, ckpt: Path | None = None) -> Any:
-    _, mine = own_folder(folder)
-    module = build(model=str(folder / "uneven"))
+def fit(
+    folder: Path, policy: str, strategy: str, precision: str, steps: int, ckpt: Path | None = None
+) -> Any:
+    module = build(model=policy)
     module.engine.calls = steps - 3 if ckpt else 0  # type: ignore[attr-defined]
-    options: dict[str, Any] = {"precision": precision, "ckpt_path": ckpt}
-    made = run(mine, RANKS[strategy], module, steps=steps, strategy=strategy, **options)
+    options: dict[str, Any] = {"precision": precision, "ckpt_path": ckpt, "strategy": strategy}
+    made = run(own_folder(folder), PROCESSES[strategy], module, steps=steps, **options)
     return module, made
 
 
-def start(folder: Path, strategy: str, precision: str) -> None:
-    """Three steps and a checkpoint."""
-    _, made = fit(folder, strategy, precision, 3)
-    made.save_checkpoint(folder / f"{strategy} {precision}.ckpt")
+def start(folder: Path, policy: str, strategies: list[str]) -> None:
+    """Three steps and a checkpoint in each precision."""
+    for strategy in strategies:
+        for precision in PRECISIONS:
+            _, made = fit(folder, policy, strategy, precision, 3)
+            made.save_checkpoint(folder / f"{strategy} {precision}.ckpt")
 
 
-def go_on(folder: Path, first: str, second: str, precision: str) -> None:
-    """Three more under another strategy; keeps what there is at the end."""
-    module, made = fit(folder, second, precision, 6, folder / f"{first} {precision}.ckpt")
-    found = weights(module), made.optimizers[0].state_dict(), made.global_step
-    if made.is_global_zero:
-        torch.save(found, folder / f"{first} {second} {precision}.pt")
+def go_on(folder: Path, policy: str, strategies: list[str]) -> None:
+    """Three more steps after each other strategy's three; keeps what there is at the end."""
+    for first, second in PAIRS:
+        for precision in PRECISIONS if second in strategies else ():
+            ckpt = folder / f"{first} {precision}.ckpt"
+            module, made = fit(folder, policy, second, precision, 6, ckpt)
+            found = weights(module), made.optimizers[0].state_dict(), made.global_step
+            if made.is_global_zero:
+                torch.save(found, folder / f"{first} {second} {precision}.pt")
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def resumed(
+    two_processes: TwoProcesses, uneven_policy: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     folder = tmp_path_factory.mktemp("resumed")
-    uneven_policy(folder / "uneven")
-    for precision in PRECISIONS:
-        start(folder, "sketch", precision)
-    run_ranks(SCRIPT.format(folder=str(folder)), folder)
-    for precision in PRECISIONS:
-        for first, second in PAIRS:
-            if RANKS[second] == 1:
-                go_on(folder, first, second, precision)
+    alone, together = ["sketch"], ["sketch_ddp", "sketch_fsdp"]
+    for work in (start, go_on):
+        work(folder, uneven_policy, alone)
+        two_processes.run(work, folder, uneven_policy, together)
     return folder
 
 
 @pytest.fixture(scope="module")
-def straight(resumed: Path) -> dict[str, tuple[dict, dict]]:
+def straight(resumed: Path, uneven_policy: str) -> dict[str, tuple[dict, dict]]:
     """Six steps of one process."""
     found = {}
     for precision in PRECISIONS:
-        module, made = fit(resumed, "sketch", precision, 6)
+        module, made = fit(resumed, uneven_policy, "sketch", precision, 6)
         found[precision] = weights(module), made.optimizers[0].state_dict()
     return found
 
@@ -114,7 +103,7 @@ def test_six_steps_are_three_and_three_under_another_strategy(
             )
 
 
-@pytest.mark.parametrize("strategy", RANKS)
+@pytest.mark.parametrize("strategy", PROCESSES)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_checkpoint_of_any_strategy_is_exported(
     resumed: Path, tmp_path: Path, strategy: str, precision: str
@@ -138,7 +127,7 @@ def test_checkpoints_of_all_strategies_have_the_same_names_shapes_and_dtypes(
         return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else type(value)
 
     kinds = []
-    for strategy in RANKS:
+    for strategy in PROCESSES:
         saved = torch.load(resumed / f"{strategy} {precision}.ckpt", weights_only=True)
         optimizer = saved["optimizer_states"][0]
         kinds.append((shape(saved["state_dict"]), shape(optimizer["state"])))
