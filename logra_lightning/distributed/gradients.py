@@ -19,7 +19,7 @@ def sum_dense_gradients_(params: Sequence[Parameter], device: torch.device) -> N
 
     Args:
         params: the same parameters in the same order in every process.
-        device: where the tensor that is sent is made.
+        device: device of the tensor that is sent.
     """
     if not params:
         return

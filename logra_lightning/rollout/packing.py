@@ -31,7 +31,7 @@ def pack(
         max_tokens: budget of a microbatch in tokens, padding included: rows times the longest row.
         pad_token_id: token that fills rows on the right; may be one that also occurs in texts.
         temperature: temperature that the rollouts were sampled with.
-        device: where the microbatches are made.
+        device: device that the microbatches are put on.
         token_weights: [B] fp64, how much each token of a rollout counts in the loss; when left out,
             the loss is the mean over all tokens of the step.
 
@@ -93,7 +93,7 @@ def same_number_per_process(
 
     Args:
         microbatches: the microbatches of this process.
-        device: where the empty ones are made.
+        device: device that the empty ones are put on.
     """
     own = list(microbatches)
     everywhere = of_all_processes((len(own), own[0].num_completion_tokens if own else 0))

@@ -169,7 +169,7 @@ def shard_(module: LightningModule, mesh: DeviceMesh) -> None:
     """Shard the `transformers` models in a module, layer by layer.
 
     Args:
-        module: where the models are looked for.
+        module: module in which the models are looked for.
         mesh: the processes that share the weights.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Advantages against their formulas, and groups without signal (case 15)."""
+"""Advantages against their formulas, and groups without signal."""
 
 from __future__ import annotations
 

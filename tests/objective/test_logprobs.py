@@ -96,7 +96,7 @@ def test_exact_logits_are_computed_in_fp32_piece_by_piece(monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.parametrize("entropy", [False, True])
 def test_peak_memory_is_that_of_a_chunk_and_not_of_all_logits(entropy: bool) -> None:
-    """Case 17, measured: 8,192 tokens, a vocabulary of 151,936, forward and backward."""
+    """Measured: 8,192 tokens, a vocabulary of 151,936, forward and backward."""
     tokens, vocabulary, chunk = 8192, 151_936, 64
     peak = peak_bytes(
         f"""

@@ -1,4 +1,4 @@
-"""Packing keeps every token once, masks by length and respects the budget (cases 11 and 13)."""
+"""Packing keeps every token once, masks by length and respects the budget."""
 
 from __future__ import annotations
 
