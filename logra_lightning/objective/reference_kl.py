@@ -96,6 +96,6 @@ def _checked(coefficient: float) -> float:
     if not 0 < coefficient < float("inf"):
         raise ValueError(
             f"the coefficient of a reference KL must be positive, got {coefficient}: without one, "
-            f"leave model.reference_kl out"
+            f"leave model.objective.reference_kl out"
         )
     return coefficient

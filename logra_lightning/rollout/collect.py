@@ -157,7 +157,7 @@ def _advantages(advantage: Advantage, rewards: Tensor) -> Tensor:
     if not isinstance(found, Tensor) or found.shape != wanted or not found.isfinite().all():
         what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else repr(type(found))
         raise ValueError(
-            f"model.advantage {type(advantage).__name__} must return finite [P, G] = "
+            f"model.objective.advantage {type(advantage).__name__} must return finite [P, G] = "
             f"{list(wanted)} advantages, got {what}"
         )
     return found[first : first + len(rewards)].to(torch.float32)

@@ -49,7 +49,7 @@ def pack(
     weights = token_weights.to(torch.float32)
     if weights.shape != (len(rollouts),):
         raise ValueError(
-            f"a normalizer (model.normalizer) must return one weight for each of {len(rollouts)} "
+            f"a normalizer (model.objective.normalizer) must return one weight for each of {len(rollouts)} "
             f"rollouts, got shape {list(weights.shape)}"
         )
     sizes = [

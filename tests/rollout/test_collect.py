@@ -173,7 +173,9 @@ def test_advantages_of_another_shape_are_refused_by_name(wrong: Any) -> None:
             return wrong(rewards)
 
     engine = Scripted([RIGHT_AND_WRONG] * 3)
-    with pytest.raises(ValueError, match=r"model.advantage Wrong must return finite .*\[3, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"model.objective.advantage Wrong must return finite .*\[3, 2\]"
+    ):
         dynamic(engine, None, max_refills=0, advantage=Wrong())
 
 
