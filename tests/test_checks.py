@@ -1,4 +1,4 @@
-"""Mistakes are found before the first rollout, with their numbers (case 24)."""
+"""Mistakes are found before the first rollout, with their numbers."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ def pack(
     weights = token_weights.to(torch.float32)
     if weights.shape != (len(rollouts),):
         raise ValueError(
-            f"a normalizer (model.objective.normalizer) must return one weight for each of {len(rollouts)} "
-            f"rollouts, got shape {list(weights.shape)}"
+            f"a normalizer (model.objective.normalizer) must return one weight for each of "
+            f"{len(rollouts)} rollouts, got shape {list(weights.shape)}"
         )
     sizes = [
         len(prompt) + len(completion.token_ids)
