@@ -21,7 +21,7 @@ PY := $(BIN)/python
 PIP := $(PY) -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: help install quickstart smollm2 smollm2-dense test test-slow check format clean FORCE
+.PHONY: help install quickstart smollm2 smollm2-dense test test-slow wheel-check check format clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -65,11 +65,14 @@ smollm2-dense: $(STAMP) ## the same with dense AdamW, at the best of three learn
 	  --weight_sync.mode=dense --model.engine.init_args.dtype=bfloat16 --model.adamw.lr=3.0e-5 \
 	  --trainer.logger.init_args.name=smollm2_dense $(ARGS)
 
-test: $(STAMP) ## all tests but the slow ones
-	$(PY) -m pytest -m "not slow" $(ARGS)
+test: $(STAMP) ## all tests but the slow ones, in two processes
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" -n 2 --dist loadgroup $(ARGS)
 
 test-slow: $(STAMP) ## the slow tests
-	$(PY) -m pytest -m slow $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow $(ARGS)
+
+wheel-check: $(STAMP) ## build a wheel, import all of it elsewhere and train two steps with it
+	$(PY) tests/check_wheel.py
 
 check: $(STAMP) ## format, lint, types and spelling; changes nothing
 	$(BIN)/ruff format --check .
