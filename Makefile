@@ -66,7 +66,7 @@ smollm2-dense: $(STAMP) ## the same with dense AdamW, at the best of three learn
 	  --trainer.logger.init_args.name=smollm2_dense $(ARGS)
 
 test: $(STAMP) ## all tests but the slow ones, in two processes
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" -n 2 --dist loadgroup $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow" -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-slow: $(STAMP) ## the slow tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow $(ARGS)

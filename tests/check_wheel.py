@@ -41,6 +41,7 @@ def run(*command: str, cwd: Path, **environment: str) -> str:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         site, work = Path(folder) / "site", Path(folder) / "work"
+        shutil.rmtree(ROOT / "build", ignore_errors=True)  # its files would get into the wheel
         run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, ".", cwd=ROOT)
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:

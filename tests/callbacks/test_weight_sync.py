@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from logra_lightning import AdamWOptions, PolicyModule, RelativeRowAdam, Reward, SketchAccumulation
 from logra_lightning.callbacks import EngineCheck, WeightSync
-from logra_lightning.cli import LograCLI
-from logra_lightning.engines import FactorSync, VLLMEngine
-from logra_lightning.engines.sync_modes import Sent
+from logra_lightning.engines import VLLMEngine
 from logra_lightning.optim import RowAdam
 from logra_lightning.sketch import Factors
 from tests import runs
-from tests.conftest import ROOT
 from tests.copy_engine import CopyEngine, disturb
 from tests.runs import data, trainer
 
@@ -287,72 +281,6 @@ def test_what_is_sketched_outside_the_policy_stays_here(tmp_path: Path) -> None:
     run(tmp_path, module, WeightSync())
     assert len(engine.updates) == 3
     assert all(name.startswith("policy.") for name in engine.updates[0][0].directions)
-
-
-class EveryOther(FactorSync):
-    """A mode of somebody else's: it merges the factors of several batches at once."""
-
-    name, number = "every other", 3.0
-
-    def __init__(self, batches: int = 2) -> None:
-        super().__init__()
-        self.batches = batches
-
-    def sync(self, engine: Any, policy: Any, *, version: int) -> Sent:
-        if version % self.batches:
-            engine.policy_version = version  # samples from older weights on purpose
-            return Sent(0, self.number)
-        engine.policy_version = version - self.batches
-        return replace(super().sync(engine, policy, version=version), number=self.number)
-
-
-def test_a_mode_of_ones_own_takes_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine, sync = CopyEngine(), WeightSync(mode=EveryOther())
-    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
-        fitted = trainer(tmp_path, steps=4, callbacks=[SketchAccumulation(), sync])
-        fitted.fit(policy(engine=engine), datamodule=data(tmp_path))
-    assert [[f.version for f in updates] for updates in engine.updates] == [[0, 1], [2, 3]]
-    assert fitted.callback_metrics["sync/mode"] == 3.0
-    assert "weight sync every other: " in sync.summary()
-    assert any(
-        "mode every other; 14 weights travel as fac" in r.getMessage() for r in caplog.records
-    )
-    # What cannot be sent as factors is sent densely, whoever wrote the mode.
-    engine = CopyEngine(sleep="weights")
-    run(tmp_path, policy(engine=engine), WeightSync(mode=EveryOther()), steps=1)
-    assert [call for call in engine.calls if call != "sleep"] == ["load"] * 2
-
-
-class Parsed(LograCLI):
-    """Makes everything and runs nothing."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
-
-
-OWN = {"class_path": f"{EveryOther.__module__}.EveryOther", "init_args": {"batches": 3}}
-
-
-@pytest.mark.parametrize("mode", ["factors", "shared", "dense", OWN, None], ids=str)
-def test_modes_are_named_in_yaml(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str | dict[str, Any] | None
-) -> None:
-    config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
-    config["model"]["engine"] = {"class_path": "logra_lightning.engines.TorchEngine"}
-    if mode is not None:
-        config["weight_sync"] = {"mode": mode}
-    (tmp_path / "x.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["logra", "fit", "--config", str(tmp_path / "x.yaml")])
-    cli = Parsed()
-    (sync,) = [c for c in cli.trainer.callbacks if isinstance(c, WeightSync)]
-    if isinstance(mode, dict):
-        assert type(sync.mode).__name__ == "EveryOther"
-        assert sync.mode.batches == 3  # type: ignore[union-attr]
-    else:
-        assert sync.mode == (mode or "factors")
-    printed = yaml.safe_load(cli.parser.dump(cli.config))
-    assert printed["fit"]["weight_sync"]["mode"] == (mode or "factors")
 
 
 def test_mistakes_are_told() -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from logra_lightning.checkpoints.checkpoint_io import (
     CheckpointNotWrittenError,
     read_checkpoint,
 )
-from tests.conftest import ROOT
+from tests.warm import Warm
 
 pytestmark = pytest.mark.faults
 
@@ -58,29 +55,21 @@ def test_the_first_checkpoint_says_its_size(
     assert "(weights 3.0 MB, state of the optimizer 1.0 MB)" in messages[0]
 
 
-KILLED = """
-import sys, torch
-from logra_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
-from tests.test_checkpoint_io import BIG, checkpoint
-io = AtomicCheckpointIO()
-print("writing", flush=True)
-step = 2
-while True:
-    io.save_checkpoint(checkpoint(step, BIG), sys.argv[1])
-    step += 1
-"""
+def save_again_and_again(path: Path) -> None:
+    step = 2
+    while True:
+        AtomicCheckpointIO().save_checkpoint(checkpoint(step, BIG), path)
+        step += 1
 
 
-def test_a_killed_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+def test_a_killed_save_leaves_the_previous_checkpoint(warm: Warm, tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint(checkpoint(1, BIG), path)
     partial = tmp_path / ".last.ckpt.partial"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], env=environment)
+    run = warm.begin(save_again_and_again, path, output=tmp_path / "output.txt")
     while not (partial.exists() and partial.stat().st_size > 1_000_000):
-        assert run.poll() is None
-    os.kill(run.pid, signal.SIGKILL)
-    run.wait()
+        assert run.poll() is None, run.output.read_text()
+    run.kill()
     found = AtomicCheckpointIO().load_checkpoint(path)
     assert (found["state_dict"]["w"] == found["global_step"]).all()
     AtomicCheckpointIO().save_checkpoint(checkpoint(9), path)

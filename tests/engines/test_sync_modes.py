@@ -1,16 +1,26 @@
-"""Sync modes on an engine that is a copy, without a Trainer; test_weight_sync has them in runs."""
+"""Each way to sync weights, on an engine that is a copy; test_weight_sync has them in runs."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+import yaml
 from torch import nn
 
+from logra_lightning import SketchAccumulation
+from logra_lightning.callbacks import WeightSync
+from logra_lightning.cli import LograCLI
 from logra_lightning.engines import DenseSync, FactorSync, SharedSync, SyncMode
 from logra_lightning.engines.sync_modes import PolicyParameter, Sent, TrainedPolicy
 from logra_lightning.sketch import Factors
-from tests.conftest import make_llama
+from tests.conftest import ROOT, make_llama
 from tests.copy_engine import CopyEngine
+from tests.runs import data, fit, policy, trainer
 
 
 def started(model: nn.Module) -> CopyEngine:
@@ -73,3 +83,73 @@ def test_shared_memory_is_refreshed_once_for_each_new_version() -> None:
 def test_a_mode_must_say_how_it_begins_and_syncs() -> None:
     with pytest.raises(TypeError, match="begin.*sync"):
         SyncMode()  # type: ignore[abstract]
+
+
+# A mode of the user's own, and names in YAML.
+
+
+class EveryOther(FactorSync):
+    """A mode of somebody else's: it merges the factors of several batches at once."""
+
+    name, number = "every other", 3.0
+
+    def __init__(self, batches: int = 2) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def sync(self, engine: Any, policy: Any, *, version: int) -> Sent:
+        if version % self.batches:
+            engine.policy_version = version  # samples from older weights on purpose
+            return Sent(0, self.number)
+        engine.policy_version = version - self.batches
+        return replace(super().sync(engine, policy, version=version), number=self.number)
+
+
+@pytest.mark.usefixtures("private_datasets_cache")
+def test_a_mode_of_ones_own_takes_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine, sync = CopyEngine(), WeightSync(mode=EveryOther())
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        fitted = trainer(tmp_path, steps=4, callbacks=[SketchAccumulation(), sync])
+        fitted.fit(policy(engine=engine, group_size=8), datamodule=data(tmp_path))
+    assert [[f.version for f in updates] for updates in engine.updates] == [[0, 1], [2, 3]]
+    assert fitted.callback_metrics["sync/mode"] == 3.0
+    assert "weight sync every other: " in sync.summary()
+    assert any(
+        "mode every other; 14 weights travel as fac" in r.getMessage() for r in caplog.records
+    )
+    # What cannot be sent as factors is sent densely, whoever wrote the mode.
+    engine = CopyEngine(sleep="weights")
+    fit(tmp_path, policy(engine=engine), steps=1, callbacks=[SketchAccumulation(), sync])
+    assert [call for call in engine.calls if call != "sleep"] == ["load"] * 2
+
+
+class Parsed(LograCLI):
+    """Makes everything and runs nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+OWN = {"class_path": f"{EveryOther.__module__}.EveryOther", "init_args": {"batches": 3}}
+
+
+@pytest.mark.parametrize("mode", ["factors", "shared", "dense", OWN, None], ids=str)
+def test_modes_are_named_in_yaml(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str | dict[str, Any] | None
+) -> None:
+    config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
+    config["model"]["engine"] = {"class_path": "logra_lightning.engines.TorchEngine"}
+    if mode is not None:
+        config["weight_sync"] = {"mode": mode}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["logra", "fit", "--config", str(tmp_path / "x.yaml")])
+    cli = Parsed()
+    (sync,) = [c for c in cli.trainer.callbacks if isinstance(c, WeightSync)]
+    if isinstance(mode, dict):
+        assert type(sync.mode).__name__ == "EveryOther"
+        assert sync.mode.batches == 3  # type: ignore[union-attr]
+    else:
+        assert sync.mode == (mode or "factors")
+    printed = yaml.safe_load(cli.parser.dump(cli.config))
+    assert printed["fit"]["weight_sync"]["mode"] == (mode or "factors")

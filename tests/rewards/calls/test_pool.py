@@ -7,6 +7,7 @@ import copy
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,8 @@ from pathlib import Path
 import pytest
 
 from logra_lightning.rewards.calls.pool import Outcome, Pool
+from logra_lightning.rewards.calls.pool_process import pickled
+from logra_lightning.rewards.calls.pool_worker import receive
 from tests.conftest import ROOT
 from tests.rewards.calls.pool_functions import Prepared, Unloadable, do
 
@@ -252,9 +255,21 @@ def test_workers_do_not_run_the_started_script_again(tmp_path: Path) -> None:
     assert mark.read_text() == "x\n"
 
 
+def test_a_message_is_read_whole_and_ends_where_the_sender_does() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        writer = threading.Thread(target=lambda: [theirs.send(b"abc") for _ in range(4)])
+        writer.start()
+        assert receive(ours, 10) == b"abcabcabca"
+        writer.join()
+        theirs.close()
+        assert receive(ours, 10) == b"bc"
+
+
 def test_callees_that_no_other_process_can_load_are_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be pickled .*: define it at the top of a module"):
-        Pool(lambda: 1)
+    for refuse in (Pool, pickled):
+        with pytest.raises(ValueError, match="be pickled .*: define it at the top of a module"):
+            refuse(lambda: 1)
     with pytest.raises(ValueError, match="(?s)cannot be loaded by another .*only in the test's"):
         Pool(Unloadable()).map([{}], 1.0)
     with pytest.raises(ValueError, match="at least one worker and memory above 0, got 0"):
