@@ -6,8 +6,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from logra_lightning.policy.hf_folder import Layout, check_output_dir, write_folder
 from logra_lightning.policy.load import exact_buffers
-from tests.conftest import ROOT, TINY_POLICY, make_llama
+from tests.conftest import TINY_POLICY, make_llama
+from tests.warm import Warm
 
 TOKENS = torch.arange(3, 15)[None]
 
@@ -262,33 +261,23 @@ def test_an_empty_folder_is_filled(tmp_path: Path, llama: LlamaForCausalLM) -> N
     assert files(tmp_path) == ["hf"]
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from logra_lightning.policy.hf_folder import Layout
-from logra_lightning.policy.load import exact_buffers
-from tests.conftest import make_llama
-from tests.test_hf_folder import weights_of, write
+def export_until_killed(path: Path) -> None:
+    policy = make_llama()
 
-def until_killed(policy):
-    for number, pair in enumerate(weights_of(policy, Layout(policy.config))):
-        if number == 12:
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield pair
+    def until_killed() -> Iterator[tuple[str, Tensor]]:
+        for number, pair in enumerate(weights_of(policy, Layout(policy.config))):
+            if number == 12:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield pair
 
-policy = make_llama()
-write(Path(sys.argv[1]), policy, weights=until_killed(policy), max_shard_bytes=20_000)
-"""
+    write(path, policy, weights=until_killed(), max_shard_bytes=20_000)
 
 
 @pytest.mark.faults
-def test_a_killed_export_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "hf")],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        timeout=120,
-    )
-    assert done.returncode == -signal.SIGKILL
+def test_a_killed_export_leaves_nothing_that_looks_whole(warm: Warm, tmp_path: Path) -> None:
+    output = tmp_path.parent / "output.txt"
+    run = warm.begin(export_until_killed, tmp_path / "hf", output=output)
+    assert run.finish()[0] == -signal.SIGKILL, output.read_text()
     assert files(tmp_path) == [".hf.part"]
     assert "shard-0.safetensors" in files(tmp_path / ".hf.part")  # it was under way
     write(tmp_path / "hf", make_llama())
