@@ -51,8 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(name))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     freeze_imports()
+    if getattr(session.config.option, "loadgroup", False):  # in a worker
+        grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
+        # A group that is ignored costs minutes, and is not told by anything else.
+        assert all("@" in item.nodeid for item in grouped), "pytest-xdist ignores the groups"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
