@@ -68,5 +68,5 @@ def test_k3_is_never_negative_and_exact_for_small_differences() -> None:
 @pytest.mark.parametrize("coefficient", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_coefficient_that_is_not_positive_is_refused(coefficient: float) -> None:
     for make in (K1, K2, K3):
-        with pytest.raises(ValueError, match=r"leave model\.reference_kl out"):
+        with pytest.raises(ValueError, match=r"leave model\.objective\.reference_kl out"):
             make(coefficient)
