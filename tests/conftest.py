@@ -25,6 +25,7 @@ TINY_POLICY = ROOT / "examples" / "tiny_policy"
 
 
 GROUPS = "processes", "vllm"  # begun first, each by one of two workers
+LONG = "test_quickstart.py", "test_benchmarks.py"  # begun next, so that none is left for the end
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -45,7 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.path.name if shared else ""
 
     found = {item: group(item) for item in items}
-    items.sort(key=lambda item: GROUPS.index(found[item]) if found[item] in GROUPS else len(GROUPS))
+    first = [*GROUPS, *LONG]
+
+    def place(item: pytest.Item) -> int:
+        named = [name for name in (found[item], item.path.name) if name in first]
+        return first.index(named[0]) if named else len(first)
+
+    items.sort(key=place)
     for item, name in found.items():
         if name:
             item.add_marker(pytest.mark.xdist_group(name))

@@ -34,6 +34,7 @@ def test_rollout_throughput(tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.slow
 def test_weight_sync(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     tables, figures = run("weight_sync.py", tmp_path / "x.json")

@@ -259,6 +259,7 @@ def check_other_processes(**options: Any) -> None:
 
 
 @unclosed_sockets
+@pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 def test_factors_reach_an_engine_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
