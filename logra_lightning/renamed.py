@@ -39,6 +39,7 @@ CLASSES = {
 }
 """Old class path to its new one, both without `logra_lightning.`."""
 
+_SUBCOMMANDS = ("fit", "validate", "test", "predict")
 _CLASS = re.compile(
     r"(?:logra_lightning\.)?("
     + "|".join(map(re.escape, sorted(CLASSES, key=len, reverse=True)))
@@ -68,10 +69,13 @@ def renamed_in(arguments: Sequence[str]) -> str:
 def _new_option(name: str) -> str:
     """The new name of an option or of one within it, empty where it is not an old one."""
     parts = name.removesuffix("+").split(".")
+    within: list[str] = []
+    if parts[0] in _SUBCOMMANDS:  # in a file for all of them, as `logra_lightning -c FILE fit`
+        within = [parts.pop(0)]
     for count in range(len(parts), 1, -1):
         new = OPTIONS.get(".".join(parts[:count]))
         if new:
-            return ".".join([new, *parts[count:]])
+            return ".".join([*within, new, *parts[count:]])
     return ""
 
 
@@ -80,6 +84,7 @@ def _settings(arguments: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     rest = list(arguments)
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
+        flag = "--config" if flag == "-c" else flag
         if not flag.startswith("--"):
             continue
         name = flag[2:]

@@ -18,6 +18,14 @@ def test_a_file_of_the_model_alone_and_lists_are_looked_through(tmp_path: Path) 
     assert "is logra_lightning.engines.VLLMEngine now" in message
 
 
+def test_a_file_for_all_subcommands_is_looked_through(tmp_path: Path) -> None:
+    path = tmp_path / "all.yaml"
+    path.write_text(json.dumps({"fit": {"model": {"eval_sampling": {"top_p": 0.9}}}}))
+    for words in (["-c", str(path), "fit"], ["fit", "--config", str(path)]):
+        message = renamed_in(words)
+        assert "fit.model.eval_sampling is fit.model.evaluation.sampling now" in message
+
+
 def test_what_cannot_be_read_is_left_to_the_parser(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("model: {loss: [")
     for path in ("broken.yaml", "missing.yaml"):
