@@ -202,6 +202,14 @@ class Rollouts:
         return torch.tensor([len(c.token_ids) for c in self.completions], dtype=torch.int64)
 
     @property
+    def sizes(self) -> list[int]:
+        """The number of tokens of each rollout, prompt and completion together."""
+        return [
+            len(prompt) + len(completion.token_ids)
+            for prompt, completion in zip(self.prompt_ids, self.completions, strict=True)
+        ]
+
+    @property
     def num_completion_tokens(self) -> int:
         """The number of completion tokens of all rollouts together."""
         return sum(len(completion.token_ids) for completion in self.completions)

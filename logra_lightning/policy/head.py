@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from logra_lightning.distributed.sharding import gathered
 from logra_lightning.objective.logprobs import Head
+from logra_lightning.types import Microbatch
 
 # Largest difference of a logit, relative to the largest logit.
 _FLOAT32_TOLERANCE, _TOLERANCE = 1e-4, 2e-2
@@ -38,6 +39,12 @@ def final_hidden(policy: nn.Module, input_ids: Tensor) -> Tensor:
     """
     policy_: Any = policy
     return policy_.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+
+
+def trained_hidden(policy: nn.Module, microbatch: Microbatch) -> Tensor:
+    """[T, H] final hidden states at the positions that predict the trained tokens."""
+    predicts = microbatch.completion_mask[:, 1:]  # position t predicts token t + 1
+    return final_hidden(policy, microbatch.input_ids)[:, :-1][predicts]
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from logra_lightning.distributed.sharding import gathered_through_backward
 from logra_lightning.objective.logprobs import token_logprobs
-from logra_lightning.policy.head import final_hidden, head_of
+from logra_lightning.policy.head import head_of, trained_hidden
 from logra_lightning.types import Microbatch
 
 
@@ -29,9 +29,7 @@ def microbatch_logprobs(
         [T] fp32 logprobs in nats, with gradient; [T] fp32 entropies in nats.
     """
     policy_: Any = policy
-    hidden = final_hidden(policy, microbatch.input_ids)
-    predicts = microbatch.completion_mask[:, 1:]  # position t predicts token t + 1
-    hidden = hidden[:, :-1][predicts]
+    hidden = trained_hidden(policy, microbatch)
     with gathered_through_backward(policy_.get_output_embeddings(), hidden) as hidden:
         return token_logprobs(
             hidden,

@@ -41,9 +41,7 @@ def pack(
     Raises:
         ValueError: a rollout is longer than the budget.
     """
-    tokens = rollouts.step_tokens
-    if tokens is None:
-        tokens = rollouts.num_completion_tokens
+    tokens, _ = rollouts.step_counts
     if token_weights is None:
         token_weights = torch.full((len(rollouts),), 1 / max(tokens, 1), dtype=torch.float64)
     weights = token_weights.to(torch.float32)
@@ -52,10 +50,7 @@ def pack(
             f"a normalizer (model.objective.normalizer) must return one weight for each of "
             f"{len(rollouts)} rollouts, got shape {list(weights.shape)}"
         )
-    sizes = [
-        len(prompt) + len(completion.token_ids)
-        for prompt, completion in zip(rollouts.prompt_ids, rollouts.completions, strict=True)
-    ]
+    sizes = rollouts.sizes
     order = sorted(range(len(rollouts)), key=lambda i: -sizes[i])
     while order:
         longest = sizes[order[0]]

@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from logra_lightning.distributed.sharding import gathered
 from logra_lightning.kl import KLProbe
-from logra_lightning.policy.head import final_hidden, head_of
+from logra_lightning.policy.head import head_of, trained_hidden
 from logra_lightning.policy.load import plain_attention
 from logra_lightning.rollout.packing import pack, same_number_per_process
-from logra_lightning.types import Microbatch, Rollouts
+from logra_lightning.types import Rollouts
 
 _TOKENS = 2048  # padded tokens of one forward pass, which is in fp32 and has plain attention
 
@@ -37,18 +37,14 @@ def rollout_probe(
         rollouts: all of them are used.
         temperature: the temperature that they were sampled with.
         pad_token_id: the token that fills rows on the right.
-        device: where the policy is.
+        device: device of the policy.
         mismatch: see `KLProbe`.
         together: let all processes make the same number of forward passes, as sharded weights
             need it; then every process must call this.
     """
-    sizes = [
-        len(prompt) + len(completion.token_ids)
-        for prompt, completion in zip(rollouts.prompt_ids, rollouts.completions, strict=True)
-    ]
     microbatches = pack(
         rollouts,
-        max([_TOKENS, *sizes]),
+        max([_TOKENS, *rollouts.sizes]),
         pad_token_id=pad_token_id,
         temperature=temperature,
         device=device,
@@ -62,13 +58,9 @@ def rollout_probe(
         with plain_attention(policy), gathered(output):
             yield
 
-    def forward(microbatch: Microbatch) -> Tensor:
-        predicts = microbatch.completion_mask[:, 1:]  # position t predicts token t + 1
-        return final_hidden(policy, microbatch.input_ids)[:, :-1][predicts]
-
     return KLProbe(
         model=policy,
-        forwards=[partial(forward, microbatch) for microbatch in microbatches],
+        forwards=[partial(trained_hidden, policy, microbatch) for microbatch in microbatches],
         logits=lambda hidden: head_of(policy).exact_logits(hidden) / temperature,
         prepared=prepared,
         mismatch=mismatch,
