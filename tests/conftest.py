@@ -71,18 +71,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         import_vllm()
 
 
+SIZES: dict[str, int] = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
 def make_llama(**overrides: object) -> LlamaForCausalLM:
     """A random Llama of two layers with uneven shapes and untied head."""
-    options: dict[str, object] = {
-        "vocab_size": 61,
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "tie_word_embeddings": False,
-    }
+    options: dict[str, object] = {**SIZES, "tie_word_embeddings": False}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return LlamaForCausalLM(LlamaConfig(**(options | overrides))).eval()

@@ -10,28 +10,17 @@ import pytest
 import yaml
 
 from logra_lightning.callbacks import RunSummary, SketchAccumulation, StepProgressBar
-from logra_lightning.cli import LograCLI, main
+from logra_lightning.cli import main
 from logra_lightning.renamed import CLASSES, OPTIONS, renamed_in
+from tests.command_line import parse
 from tests.conftest import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
-class Parsed(LograCLI):
-    """Makes everything and runs nothing."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
-
-
 @pytest.fixture(autouse=True)
 def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-
-
-def parse(monkeypatch: pytest.MonkeyPatch, *args: str) -> Parsed:
-    monkeypatch.setattr(sys, "argv", ["logra_lightning", *args])
-    return Parsed()
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)

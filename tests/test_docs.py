@@ -17,11 +17,12 @@ import yaml
 
 import logra_lightning
 from logra_lightning import objective, rewards
-from logra_lightning.cli import LograCLI, main
+from logra_lightning.cli import main
 from logra_lightning.policy.export import export_checkpoint
 from logra_lightning.policy.hf_folder import Written
 from logra_lightning.renamed import CLASSES as OLD_CLASSES
 from logra_lightning.renamed import OPTIONS as OLD_OPTIONS
+from tests.command_line import parse
 from tests.conftest import ROOT
 
 PAGES = {
@@ -93,21 +94,9 @@ OPTIONS = sorted(
 )
 
 
-class Parsed(LograCLI):
-    """Makes everything and runs nothing."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
-
-
 @pytest.fixture(autouse=True)
 def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-
-
-def parse(monkeypatch: pytest.MonkeyPatch, *args: str) -> Parsed:
-    monkeypatch.setattr(sys, "argv", ["logra_lightning", *args])
-    return Parsed()
 
 
 def test_the_readme_is_one_page() -> None:

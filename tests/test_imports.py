@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import logra_lightning
-from logra_lightning.cli import LograCLI
+from tests.command_line import parse
 from tests.conftest import ROOT
 
 HEAVY = ["torch", "lightning", "transformers", "vllm", "datasets", "tensorboard", "numpy", "yaml"]
@@ -56,20 +56,12 @@ def test_strategies_are_known_by_name_once_a_room_that_needs_them_is_imported(ro
 def test_short_class_names_resolve_and_show_in_help(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Parsed(LograCLI):
-        def _run_subcommand(self, subcommand: str) -> None:
-            pass
-
-    monkeypatch.chdir(ROOT)
     short = ["--trainer.strategy=SketchStrategy", "--model.objective.loss=GSPO"]
-    words = ["logra_lightning", "fit", "--config", "configs/quickstart.yaml", *short]
-    monkeypatch.setattr(sys, "argv", words)
-    cli = Parsed()
+    cli = parse(monkeypatch, "fit", "--config", "configs/quickstart.yaml", *short)
     assert type(cli.trainer.strategy).__name__ == "SketchStrategy"
     assert type(cli.model.objective.loss).__name__ == "GSPO"
-    monkeypatch.setattr(sys, "argv", ["logra_lightning", "fit", "--help"])
     with pytest.raises(SystemExit):
-        Parsed()
+        parse(monkeypatch, "fit", "--help")
     shown = "".join(capsys.readouterr().out.split())  # names may be cut at the end of a line
     for name in ("SketchFSDPStrategy", "MixedDataModule", "GSPO", "RunningBaseline"):
         assert name in shown, name

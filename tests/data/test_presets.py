@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +10,14 @@ import yaml
 from jsonargparse import ArgumentParser
 from transformers import AutoTokenizer
 
-from logra_lightning.cli import LograCLI
 from logra_lightning.data import MixedDataModule, PromptDataModule, read
+from tests.command_line import parse
 from tests.conftest import ROOT, TINY_POLICY
 from tests.data.rows import ready, write
 
 PRESETS = sorted((ROOT / "configs" / "data").glob("*.yaml"))
 
 pytestmark = pytest.mark.usefixtures("private_datasets_cache")
-
-
-class Parsed(LograCLI):
-    """Makes everything and runs nothing."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
 
 
 def init_args(preset: str) -> dict[str, Any]:
@@ -44,9 +36,8 @@ def test_every_preset_replaces_the_data_of_a_config(
     options |= {"split": "o", "prompt_template": "{o}", "prompts_per_step": 5}
     config["data"] = {"class_path": "logra_lightning.data.PromptDataModule", "init_args": options}
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(config))
-    argv = ["fit", "--config", str(tmp_path / "base.yaml"), "--data", str(preset)]
-    monkeypatch.setattr(sys, "argv", ["logra_lightning", *argv])
-    cli = Parsed()
+    base = str(tmp_path / "base.yaml")
+    cli = parse(monkeypatch, "fit", "--config", base, "--data", str(preset))
     assert cli.datamodule.tokenizer_path == cli.model.model_path == "examples/tiny_policy"
     assert cli.datamodule.prompts_per_step == 5
     wanted = yaml.safe_load(preset.read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ from torch import nn
 
 from logra_lightning import SketchAccumulation
 from logra_lightning.callbacks import WeightSync
-from logra_lightning.cli import LograCLI
 from logra_lightning.engines import DenseSync, FactorSync, SharedSync, SyncMode
 from logra_lightning.engines.sync_modes import PolicyParameter, Sent, TrainedPolicy
 from logra_lightning.sketch import Factors
+from tests.command_line import parse
 from tests.conftest import ROOT, make_llama
 from tests.copy_engine import CopyEngine
 from tests.runs import data, fit, policy, trainer
@@ -123,13 +122,6 @@ def test_a_mode_of_ones_own_takes_part(tmp_path: Path, caplog: pytest.LogCapture
     assert [call for call in engine.calls if call != "sleep"] == ["load"] * 2
 
 
-class Parsed(LograCLI):
-    """Makes everything and runs nothing."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
-
-
 OWN = {"class_path": f"{EveryOther.__module__}.EveryOther", "init_args": {"batches": 3}}
 
 
@@ -142,9 +134,7 @@ def test_modes_are_named_in_yaml(
     if mode is not None:
         config["weight_sync"] = {"mode": mode}
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["logra", "fit", "--config", str(tmp_path / "x.yaml")])
-    cli = Parsed()
+    cli = parse(monkeypatch, "fit", "--config", str(tmp_path / "x.yaml"))
     (sync,) = [c for c in cli.trainer.callbacks if isinstance(c, WeightSync)]
     if isinstance(mode, dict):
         assert type(sync.mode).__name__ == "EveryOther"

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaForCausalL
 from logra_lightning.engines import TorchEngine
 from logra_lightning.engines.torch_engine import sample
 from logra_lightning.types import Completion, SamplingParams
-from tests.conftest import make_llama
+from tests.conftest import SIZES, make_llama
 
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10], [11, 12, 13], [14, 15, 16, 17]]
 
@@ -32,17 +32,7 @@ def plain_logprobs(model: LlamaForCausalLM, prompt: list[int], c: Completion, t:
     return distribution.gather(-1, torch.tensor(c.token_ids)[:, None])[:, 0]
 
 
-SMALL = {
-    "vocab_size": 61,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "max_position_embeddings": 128,
-    "sliding_window": 4,
-}
+SMALL = SIZES | {"head_dim": 12, "sliding_window": 4}
 
 
 @pytest.mark.parametrize(

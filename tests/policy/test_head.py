@@ -14,18 +14,9 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from logra_lightning.policy.head import check_head, final_hidden, head_of
+from tests.conftest import SIZES
 
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
+SMALL = SIZES | {"head_dim": 12, "max_position_embeddings": 64, "pad_token_id": 0}
 
 
 def model_of(config: object) -> LlamaForCausalLM:
@@ -37,9 +28,9 @@ def model_of(config: object) -> LlamaForCausalLM:
 @pytest.mark.parametrize(
     "config",
     [
-        Gemma2Config(**SIZES, final_logit_softcapping=0.05),
-        CohereConfig(**SIZES, logit_scale=0.0625),
-        GraniteConfig(**SIZES, logits_scaling=8.0),
+        Gemma2Config(**SMALL, final_logit_softcapping=0.05),
+        CohereConfig(**SMALL, logit_scale=0.0625),
+        GraniteConfig(**SMALL, logits_scaling=8.0),
     ],
     ids=lambda config: config.model_type,
 )
