@@ -25,7 +25,7 @@ from logra_lightning.optim.state import (
     check_settings,
     load_groups_,
     load_states_,
-    named,
+    parameter_names,
     partition,
     saved_groups,
     saved_states,
@@ -118,7 +118,7 @@ class RowAdam(torch.optim.Optimizer):
         self.proposal: Proposal | None = None
         self.factors: Factors | None = None
         self.overruled: dict[str, tuple[object, object]] = {}
-        self._names = named(params, sketches)
+        self._names = parameter_names(params, sketches)
         sketched, dense = partition(self._names, sketches)
         groups: list[dict[str, Any]] = [
             {"params": sketched, "lr": lr, "beta2": beta2, "weight_decay": weight_decay}

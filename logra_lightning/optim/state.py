@@ -21,7 +21,7 @@ NamedParameters = Iterable[Parameter] | Iterable[tuple[str, Parameter]]
 States = Mapping[Tensor, dict[str, Tensor]]
 
 
-def named(params: NamedParameters, sketches: SketchBank) -> dict[Tensor, str]:
+def parameter_names(params: NamedParameters, sketches: SketchBank) -> dict[Tensor, str]:
     """Each parameter to its name.
 
     A parameter that comes without one is called after its layer if it is sketched, for example
