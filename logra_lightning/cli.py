@@ -123,7 +123,7 @@ class LograCLI(LightningCLI):
     def __init__(self, args: Any = None, **kwargs: Any) -> None:
         _quiet_lightning()
         words = sys.argv[1:] if args is None else args
-        self._first = words[0] if isinstance(words, list) and words else ""
+        self._words: list[str] = words if isinstance(words, list) else []
         super().__init__(
             PolicyModule,
             LightningDataModule,
@@ -149,7 +149,8 @@ class LograCLI(LightningCLI):
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """The one that is asked for: making the options of the others takes seconds."""
         every = LightningCLI.subcommands()
-        return {name: skipped for name, skipped in every.items() if name == self._first} or every
+        asked = {name: skipped for name, skipped in every.items() if [name] == self._words[:1]}
+        return asked or every
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("model.model", "data.init_args.tokenizer")
@@ -161,9 +162,7 @@ class LograCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse; an old name of an option or class is told with its new one."""
-        given = sys.argv[1:] if args is None else args
-        message = renamed_in(given) if isinstance(given, list) else ""
-        if message:
+        if message := renamed_in(self._words):
             parser.exit(2, f"error: {message}\n")
         super().parse_arguments(parser, args)
 
