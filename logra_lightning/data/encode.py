@@ -76,7 +76,7 @@ class PromptEncoder:
 
     Args:
         tokenizer: a tokenizer as `transformers` makes it.
-        path: where the tokenizer came from, for errors.
+        path: folder or hub name of the tokenizer, for errors.
         prompt_column: column with the prompt, which is a string or a list of messages.
         prompt_template: text that makes the prompt of other columns; None takes `prompt_column`.
         system_prompt: system message for prompts that have none.

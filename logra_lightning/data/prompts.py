@@ -95,7 +95,7 @@ class PromptDataModule(TokenizedDataModule):
         tokenizer: folder or hub name of the tokenizer; the command line sets it to `model.model`.
         name: configuration of the data set on the hub.
         split: split of the training prompts, or a slice of one such as `train[:1000]`.
-        val_path: where validation prompts come from; without it, `path`.
+        val_path: data set of the validation prompts, named as `path` is; without it, `path`.
         val_split: split of the validation prompts, or a slice of one; without it, `train`.
         val_size: number of training rows, the last ones, to hold out for validation; for use
             without `val_path` and `val_split`.

@@ -142,7 +142,7 @@ class SketchBank:
         rank: r, the number of columns of every sketch.
         seed: base seed of the projections.
         projection: `rademacher` (random signs) or `gaussian`.
-        device: where sketches and projections are kept.
+        device: device of the sketches and projections.
 
     Attributes:
         flat: [sum of d * r] fp32, the buffer of all sums.

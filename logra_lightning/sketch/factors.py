@@ -44,7 +44,7 @@ class Factors:
         Args:
             name: the layer, a key of `directions`.
             in_features: k, its number of inputs.
-            device: where to make it; the bits do not depend on it.
+            device: device to make it on; the bits do not depend on it.
 
         Returns:
             [r, k], int8 signs or fp32.

@@ -13,7 +13,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
     """Within it, fp32 matrix products use neither autocast nor TF32 nor bf16.
 
     Args:
-        device: where the products are computed.
+        device: device that computes the products.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
