@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,12 @@ class StepCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # a strategy of Lightning's
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        with warnings.catch_warnings():
+            # Each version of a run has a folder of its own, so after a resume this is no news.
+            warnings.filterwarnings("ignore", "The dirpath has changed")
+            super().load_state_dict(state_dict)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

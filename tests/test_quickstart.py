@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from logra_lightning.cli import main
 from tests.conftest import ROOT
 
 # What `make quickstart` runs, and on a machine without vLLM the next best.
@@ -109,20 +110,33 @@ def test_event_files_hold_every_metric_of_the_docs_and_no_other(
     assert tags == promised | {"rewards/exact_match"}
 
 
+def run_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: str
+) -> str:
+    """Standard output of a command of the quick start, in this process, which has all imports."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # which the command sets, and which goes again
+    monkeypatch.chdir(ROOT)
+    command = [args[0], "--config", "configs/quickstart.yaml", TORCH_ENGINE, *args[1:]]
+    monkeypatch.setattr(sys, "argv", ["logra_lightning", *command])
+    main()
+    return capsys.readouterr().out
+
+
 def test_a_second_fit_makes_a_new_version_and_a_checkpoint_validates(
     quickstart: tuple[Path, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     runs, output = quickstart
     where = f"--trainer.logger.init_args.save_dir={runs}"
-    base = ["--config", "configs/quickstart.yaml", where, TORCH_ENGINE]
-    fit = [*base, "--trainer.max_steps=1", "--validate_at_ends.enabled=false"]
-    run(sys.executable, "-m", "logra_lightning", "fit", *fit)
+    fit = [where, "--trainer.max_steps=1", "--validate_at_ends.enabled=false"]
+    run_here(monkeypatch, capsys, "fit", *fit)
     assert (runs / "quickstart" / "version_1" / "checkpoints").is_dir()
     assert list((runs / "quickstart" / "version_0" / "checkpoints").glob("*.ckpt"))
     checkpoint = re.search(r"checkpoint: (.*)", output)
     assert checkpoint
     path = checkpoint.group(1).strip()
-    table = run(sys.executable, "-m", "logra_lightning", "validate", *base, "--ckpt_path", path)
+    table = run_here(monkeypatch, capsys, "validate", where, "--ckpt_path", path)
     after = re.search(r"^eval/pass@1: .* (\S+) at step 20", output, re.MULTILINE)
     shown = re.search(r"eval/pass@1\s*│?\s*([0-9.]+)", table)
     assert after
@@ -130,11 +144,12 @@ def test_a_second_fit_makes_a_new_version_and_a_checkpoint_validates(
     assert float(shown.group(1)) == pytest.approx(float(after.group(1)), abs=1e-3)
 
 
-def test_predict_writes_rows(tmp_path: Path) -> None:
+def test_predict_writes_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     where = f"--trainer.logger.init_args.save_dir={tmp_path}"
     small = "--data.init_args.val_size=5"
-    config = ["--config", "configs/quickstart.yaml", where, small, TORCH_ENGINE]
-    output = run(sys.executable, "-m", "logra_lightning", "predict", *config)
+    output = run_here(monkeypatch, capsys, "predict", where, small)
     path = re.search(r"predictions: (.*jsonl)", output)
     assert path
     assert len((ROOT / path.group(1)).read_text().splitlines()) == 5

@@ -83,7 +83,6 @@ def run(
     return trainer
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed from:UserWarning")
 @pytest.mark.filterwarnings("ignore:You.re resuming from a checkpoint:UserWarning")
 def test_last_is_found_where_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="there is no last checkpoint"):
@@ -95,7 +94,6 @@ def test_last_is_found_where_each_run_has_a_folder_of_its_own(tmp_path: Path) ->
     assert isinstance(again.strategy.checkpoint_io, AtomicCheckpointIO)
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed from:UserWarning")
 @pytest.mark.filterwarnings("ignore:You.re resuming from a checkpoint:UserWarning")
 def test_last_is_the_newest_one_when_a_kill_came_before_it_was_renewed(tmp_path: Path) -> None:
     run(tmp_path, 2)

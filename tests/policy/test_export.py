@@ -271,6 +271,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 def test_vllm_opens_the_folder_and_continues_as_transformers_does(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
