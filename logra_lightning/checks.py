@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
 from logra_lightning.objective import Advantage, ObjectiveOptions
 from logra_lightning.policy import MemoryOptions, context_length
+from logra_lightning.policy.load import check_model_kwargs, given_dtype
 from logra_lightning.rewards import Reward, check_columns, unusable_rows
 from logra_lightning.rollout import EvaluationOptions
 from logra_lightning.strategy import SketchMixin
+from logra_lightning.strategy.mixin import SUPPORTED_PRECISION
 from logra_lightning.types import SamplingParams
 
 # When a module is made.
@@ -57,6 +60,7 @@ def check_options(
             "evaluation.success_reward": evaluation.success_reward,
         }
     )
+    check_model_kwargs(module.model_kwargs)
     norm = module.max_grad_norm
     if norm is not None and not norm > 0:
         raise ValueError(f"model.max_grad_norm must be positive or null, got {norm}")
@@ -147,6 +151,7 @@ def check_numbers(options: dict[str, float]) -> None:
 def check_trainer(module: Any, stage: str) -> None:
     """Raise ValueError where a Trainer cannot make the steps of a `PolicyModule`."""
     strategy, processes = module.trainer.strategy, module.trainer.world_size
+    check_dtype(module.model_kwargs, module.trainer.precision)
     if stage != "fit":
         return
     if processes > 1 and not isinstance(strategy, SketchMixin):
@@ -156,6 +161,22 @@ def check_trainer(module: Any, stage: str) -> None:
             f"sketch_ddp, or trainer.devices=1 and trainer.num_nodes=1"
         )
     check_steps(module.trainer, module.inner_epochs * module.num_minibatches)
+
+
+def check_dtype(model_kwargs: Mapping[str, Any], precision: str) -> None:
+    """Raise ValueError where weights would have a dtype that the precision does not stand for."""
+    if precision not in SUPPORTED_PRECISION:
+        raise ValueError(
+            f"trainer.precision is {precision}, which a policy is not trained in: set it to "
+            f"{', '.join(SUPPORTED_PRECISION)}"
+        )
+    given = given_dtype(model_kwargs)
+    made = torch.bfloat16 if precision == "bf16-true" else torch.float32
+    if given not in (None, made):
+        raise ValueError(
+            f"model.model_kwargs has dtype {given}, but trainer.precision {precision} makes "
+            f"weights of {made}: leave dtype out, and set trainer.precision"
+        )
 
 
 def check_data(module: Any, data: Any, stage: str) -> None:

@@ -42,6 +42,7 @@ from logra_lightning.callbacks import (
     WeightSync,
 )
 from logra_lightning.checks import null_group
+from logra_lightning.hub import hub_options
 from logra_lightning.module import PolicyModule
 from logra_lightning.policy.export import export_checkpoint
 from logra_lightning.renamed import renamed_in
@@ -154,6 +155,7 @@ class LograCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("model.model", "data.init_args.tokenizer")
+        parser.link_arguments("model.model_kwargs", "data.init_args.tokenizer_kwargs", hub_options)
         for key, callback in _CALLBACKS.items():
             parser.add_class_arguments(callback, key, instantiate=False)
             parser.add_argument(

@@ -63,7 +63,8 @@ class PolicyModule(LightningModule):
         lr_scheduler: made from the optimizer, advanced once per step.
         train_others: also train embeddings, norms, biases and head. They are frozen otherwise.
         max_grad_norm: clip the norm of the gradient; null does not.
-        model_kwargs: passed to `from_pretrained`, for instance `{attn_implementation: eager}`.
+        model_kwargs: passed to `from_pretrained`, such as `{attn_implementation: eager}`; revision,
+            trust_remote_code, token and the like hold for tokenizer, configs and exports too.
         seed: seed of the completions.
 
     Raises:
@@ -302,7 +303,7 @@ class PolicyModule(LightningModule):
     def configure_model(self) -> None:
         """Load the policy, once; the precision decides the dtype of its weights."""
         if self.policy is None:
-            self.tokenizer = load_tokenizer(self.model_path)
+            self.tokenizer = load_tokenizer(self.model_path, **self.model_kwargs)
             self.policy = load.load_policy(self.model_path, **self.model_kwargs)
             if self.memory.activation_checkpointing:
                 load.checkpoint_activations_(self.policy)
@@ -361,7 +362,8 @@ class PolicyModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what the policy was made from, for exports, and let a broken batch be made again."""
-        checkpoint["policy_source"] = load.policy_source(self.model_path, self.policy)
+        source = load.policy_source(self.model_path, self.policy, self.model_kwargs)
+        checkpoint["policy_source"] = source
         make_batch_again(checkpoint, self.trainer)
         state = self._advantage_before or self.advantage.state_dict()
         if state:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+from logra_lightning.hub import checked_path, hub_options, one_line_errors
 
-def load_tokenizer(path: str) -> Any:
+
+def load_tokenizer(path: str, **model_kwargs: Any) -> Any:
     """Return the tokenizer of a model.
 
     Args:
         path: folder or hub name of the model.
+        model_kwargs: options of the model; those of `hub_options` hold for its tokenizer too.
 
     Raises:
-        ValueError: `path` looks like a folder, and there is no such folder.
+        ValueError: there is no such folder, or it has no tokenizer that `transformers` can load.
     """
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(checked_path(path))
+    full = checked_path(path)
+    with one_line_errors(path):
+        return AutoTokenizer.from_pretrained(full, **hub_options(model_kwargs))
 
 
 def pad_token_id(tokenizer: Any) -> int:
@@ -28,20 +32,3 @@ def pad_token_id(tokenizer: Any) -> int:
     if tokenizer.pad_token_id is not None:
         return tokenizer.pad_token_id
     return tokenizer.eos_token_id or 0
-
-
-def checked_path(path: str) -> str:
-    """Return a model's path for `transformers`: `~` is expanded, all else stays as it is.
-
-    Raises:
-        ValueError: `path` looks like a folder, and there is no such folder. (Without this check, it
-            would be looked up on the hub.)
-    """
-    full = Path(path).expanduser()
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
-    if looks_local and "/" in path and not full.is_dir():
-        raise ValueError(
-            f"there is no model folder {path!r}: set model.model (of an export, --model) to a "
-            f"folder or a hub name"
-        )
-    return str(full) if path.startswith("~") else path

@@ -15,7 +15,8 @@ from tests.conftest import ROOT
 
 # A part may import those before it, and itself.
 ORDER = [
-    ("seeding", "types", "names", "renamed", "tokenizer", "distributed", "checkpoints"),
+    ("seeding", "types", "names", "renamed", "hub", "distributed", "checkpoints"),
+    ("tokenizer",),
     ("sketch", "objective", "rewards", "data"),
     ("optim",),
     ("kl",),

@@ -169,6 +169,7 @@ def test_composed_example_learns(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # which the script sets, and which goes again
+    monkeypatch.setenv("PL_TRAINER_MAX_STEPS", "30")  # half of it
     monkeypatch.setattr(sys, "argv", [COMPOSED, "--engine", "torch"])
     runpy.run_path(COMPOSED, run_name="__main__")
     check_reward(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Tokenizers come from folders or the hub; a folder that is missing is no hub name."""
+"""Tokenizers come from where their model does."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from logra_lightning.tokenizer import checked_path, load_tokenizer, pad_token_id
+from logra_lightning.tokenizer import load_tokenizer, pad_token_id
 from tests.conftest import TINY_POLICY
 
 
-def test_a_hub_name_stays_and_a_home_folder_is_expanded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "models" / "tiny").mkdir(parents=True)
-    assert checked_path("~/models/tiny") == str(tmp_path / "models" / "tiny")
-    assert checked_path("gpt2") == "gpt2"
-    assert checked_path("owner/model") == "owner/model"
-    assert checked_path(str(TINY_POLICY)) == str(TINY_POLICY)
+def test_options_of_the_model_hold_for_its_tokenizer_too(tmp_path: Path) -> None:
+    load_tokenizer(str(TINY_POLICY)).save_pretrained(tmp_path / "part")
+    found = load_tokenizer(str(tmp_path), subfolder="part", attn_implementation="eager")
+    assert found.vocab_size == load_tokenizer(str(TINY_POLICY)).vocab_size
 
 
-@pytest.mark.parametrize("path", ["./nowhere", "~/nowhere", "/nowhere/model", "a/b/c"])
-def test_a_folder_that_is_missing_is_named(path: str) -> None:
-    with pytest.raises(ValueError, match=f"there is no model folder '{path}': set model.model"):
-        load_tokenizer(path)
+def test_a_folder_without_a_tokenizer_is_named_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be loaded") as error:
+        load_tokenizer(str(tmp_path))
+    assert "\n" not in str(error.value)
+    assert str(tmp_path) in str(error.value)
 
 
 def test_the_token_to_fill_rows_with_is_the_first_that_there_is() -> None:

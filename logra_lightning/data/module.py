@@ -27,6 +27,8 @@ class TokenizedDataModule(LightningDataModule):
 
     Args:
         tokenizer: folder or hub name of the tokenizer; the command line sets it to `model.model`.
+        tokenizer_kwargs: options of `from_pretrained` such as `revision` and `trust_remote_code`;
+            the command line takes them from `model.model_kwargs`.
         system_prompt: system message for prompts that have none; needs a chat template.
         prompt_template: text of the prompt, with columns in braces, for instance
             `{question} Think first.`; a brace that belongs to the text is written twice. Without
@@ -57,6 +59,7 @@ class TokenizedDataModule(LightningDataModule):
         self,
         tokenizer: str,
         *,
+        tokenizer_kwargs: dict[str, Any] | None = None,
         system_prompt: str | None = None,
         prompt_template: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
@@ -87,6 +90,7 @@ class TokenizedDataModule(LightningDataModule):
             with told_at("data.init_args"):
                 PromptTemplate(prompt_template)
         self.tokenizer_path = tokenizer
+        self.tokenizer_kwargs = tokenizer_kwargs or {}
         self.system_prompt = system_prompt
         self.prompt_template = prompt_template
         self.chat_template_kwargs = chat_template_kwargs or {}
@@ -110,7 +114,7 @@ class TokenizedDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         if self.train is not None:
             return
-        tokenizer = load_tokenizer(self.tokenizer_path)
+        tokenizer = load_tokenizer(self.tokenizer_path, **self.tokenizer_kwargs)
         train_sources, val_sources = map(self._as_sources, self.load_rows())
         train = self._tokenized(train_sources, tokenizer, "training")
         val = self._tokenized(val_sources, tokenizer, "validation")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rich.progress import track
 from torch import Tensor
 
 from logra_lightning.checkpoints.checkpoint_io import read_checkpoint
+from logra_lightning.hub import checked_path
 from logra_lightning.policy.hf_folder import (
     MAX_SHARD_BYTES,
     DType,
@@ -23,12 +24,17 @@ from logra_lightning.policy.hf_folder import (
     check_output_dir,
     write_folder,
 )
+from logra_lightning.policy.load import load_config
 from logra_lightning.sketch.projection import canonical_name
 from logra_lightning.tokenizer import load_tokenizer
 
 
 def export_checkpoint(
-    ckpt_path: str, output_dir: str, model: str | None = None, dtype: DType = "auto"
+    ckpt_path: str,
+    output_dir: str,
+    model: str | None = None,
+    dtype: DType = "auto",
+    trust_remote_code: bool = False,
 ) -> Written:
     """Write the policy of a checkpoint as a Hugging Face folder, for transformers and vLLM.
 
@@ -40,6 +46,9 @@ def export_checkpoint(
         model: folder or hub name that the run started from; needed only where that folder has been
             moved since.
         dtype: dtype of the written weights; `auto` keeps the dtype that the trainer computes with.
+        trust_remote_code: run the code that comes with the model's tokenizer. It is asked for anew,
+            because a checkpoint may be somebody else's. The run's revision and other options are
+            in the checkpoint; an access token is not.
 
     Returns:
         The folder, its size and its dtype.
@@ -51,7 +60,7 @@ def export_checkpoint(
     check_output_dir(output_dir)
     checkpoint = _read(Path(ckpt_path).expanduser())
     weights = _policy_weights(checkpoint, ckpt_path)
-    config, generation_config, tokenizer = _parts(checkpoint, ckpt_path, model)
+    config, generation_config, tokenizer = _parts(checkpoint, ckpt_path, model, trust_remote_code)
     layout = Layout(config)
     layout.check(weights)
     for name, other in layout.ties.items():
@@ -102,15 +111,20 @@ def _policy_weights(checkpoint: dict[str, Any], path: str) -> dict[str, Tensor]:
     }
 
 
-def _parts(checkpoint: dict[str, Any], path: str, model: str | None) -> tuple[Any, Any, Any]:
+def _parts(
+    checkpoint: dict[str, Any], path: str, model: str | None, trust_remote_code: bool
+) -> tuple[Any, Any, Any]:
     """The config, the generation config (None for the default one) and the tokenizer."""
     from transformers import CONFIG_MAPPING, GenerationConfig
 
     source = checkpoint.get("policy_source")
     where = _where(source, path, model)
-    tokenizer = _loaded(load_tokenizer, where)
+    # Of another folder or hub name, the revision and the rest need not exist.
+    options = source["options"] if source is not None and model is None else {}
+    options = options | {"trust_remote_code": trust_remote_code}
+    tokenizer = load_tokenizer(where, **options)
     if source is None:
-        config, generation_config = _configs_of(where)
+        config, generation_config = _configs_of(where, options)
     else:
         saved = json.loads(source["config"])
         if saved["model_type"] not in CONFIG_MAPPING:
@@ -118,7 +132,7 @@ def _parts(checkpoint: dict[str, Any], path: str, model: str | None) -> tuple[An
         config = CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
         generation_config = GenerationConfig.from_dict(json.loads(source["generation_config"]))
         if model is not None:
-            _check_same_model(config, _configs_of(where)[0], model)
+            _check_same_model(config, load_config(where, **options), model)
     return config, generation_config, tokenizer
 
 
@@ -138,24 +152,14 @@ def _where(source: dict[str, Any] | None, path: str, model: str | None) -> str:
     return folder or source["model"]
 
 
-def _configs_of(model: str) -> tuple[Any, Any]:
-    from transformers import AutoConfig, GenerationConfig
+def _configs_of(model: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    from transformers import GenerationConfig
 
-    config = _loaded(AutoConfig.from_pretrained, model)
+    config = load_config(model, **options)
     try:
-        return config, GenerationConfig.from_pretrained(model)
+        return config, GenerationConfig.from_pretrained(checked_path(model), **options)
     except OSError:  # not every model has one
         return config, None
-
-
-def _loaded(load: Any, model: str) -> Any:
-    try:
-        return load(model)
-    except OSError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(
-            f"{model!r} cannot be loaded: {reason} Name a folder or hub name with --model"
-        ) from error
 
 
 def _check_same_model(config: Any, other: Any, model: str) -> None:

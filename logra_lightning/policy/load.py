@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,27 +10,111 @@ from typing import Any
 import torch
 from torch import nn
 
+from logra_lightning.hub import checked_path, hub_options, one_line_errors
 from logra_lightning.sketch.bank import find_targets
-from logra_lightning.tokenizer import checked_path
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# Options of `from_pretrained` that training cannot live with, and what to do instead.
+_REFUSED = {
+    **dict.fromkeys(
+        ("quantization_config", "load_in_8bit", "load_in_4bit"),
+        "quantized weights cannot be trained; start from the model that was not quantized",
+    ),
+    **dict.fromkeys(
+        ("device_map", "max_memory", "offload_folder", "tp_plan", "tp_size", "device_mesh"),
+        "the strategy decides where weights are; set trainer.accelerator, devices and strategy",
+    ),
+    "gguf_file": "convert the file once, with save_pretrained, and name the folder",
+    "adapter_kwargs": "merge the adapter into its model first, with peft's merge_and_unload",
+    "output_loading_info": "it returns more than a model; leave it out",
+    "state_dict": "name a folder with these weights in model.model",
+}
 
 
-def load_policy(path: str, **kwargs: Any) -> nn.Module:
-    """A causal language model in torch's default dtype, without dropout.
+def check_model_kwargs(model_kwargs: Mapping[str, Any]) -> None:
+    """Raise ValueError for options of `from_pretrained` that cannot be honoured."""
+    for name, reason in _REFUSED.items():
+        if model_kwargs.get(name) is not None:
+            raise ValueError(f"model.model_kwargs has {name}, which does not work here: {reason}")
+    if "torch_dtype" in model_kwargs and "dtype" in model_kwargs:
+        raise ValueError("model.model_kwargs has both dtype and torch_dtype: leave one out")
+    given_dtype(model_kwargs)
+
+
+def given_dtype(model_kwargs: Mapping[str, Any]) -> torch.dtype | None:
+    """The dtype of the weights that these options name; None where they name none.
+
+    Raises:
+        ValueError: it is none that can be trained.
+    """
+    given = model_kwargs.get("dtype", model_kwargs.get("torch_dtype"))
+    name = str(given).removeprefix("torch.")
+    if given is not None and name not in _DTYPES:
+        raise ValueError(
+            f"model.model_kwargs has dtype {name!r}, but weights are float32 or bfloat16: leave it "
+            f"out, trainer.precision decides (32-true, bf16-mixed or bf16-true)"
+        )
+    return None if given is None else _DTYPES[name]
+
+
+def load_config(path: str, **model_kwargs: Any) -> Any:
+    """The `transformers` config of a model, without its weights.
+
+    Args:
+        path: folder or hub name.
+        model_kwargs: options of `from_pretrained`; those that change the config do so here too.
+
+    Raises:
+        ValueError: there is no such model, or it is an adapter or a quantized model.
+    """
+    from transformers import AutoConfig
+    from transformers.utils import find_adapter_config_file
+
+    options = {name: v for name, v in model_kwargs.items() if name not in ("dtype", "torch_dtype")}
+    full, hub = checked_path(path), hub_options(model_kwargs)
+    # Where peft is installed, `transformers` would load its model and put it on top.
+    found = {name: value for name, value in hub.items() if name not in _NOT_FOR_ADAPTERS}
+    if find_adapter_config_file(full, **found):
+        raise ValueError(
+            f"the model {path!r} is an adapter: merge it into its model first (peft's "
+            f"merge_and_unload, then save_pretrained) and name that folder"
+        )
+    with one_line_errors(path):
+        config, _ = AutoConfig.from_pretrained(full, return_unused_kwargs=True, **options)
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(
+            f"the model {path!r} is quantized, and quantized weights cannot be trained: start from "
+            f"the model that was not quantized"
+        )
+    return config
+
+
+# Options that `find_adapter_config_file` does not take.
+_NOT_FOR_ADAPTERS = ("code_revision", "trust_remote_code", "force_download")
+
+
+def load_policy(path: str, **model_kwargs: Any) -> nn.Module:
+    """A causal language model without dropout, in torch's default dtype unless another is given.
 
     Logprobs are functions of the weights; dropout would make them noisy. The model is left in
     training mode, the only one in which `transformers` checkpoints activations.
 
     Args:
         path: folder or hub name.
-        kwargs: passed to `from_pretrained`.
+        model_kwargs: passed to `from_pretrained`.
 
     Raises:
-        ValueError: `path` looks like a folder that is not there.
+        ValueError: there is no such model, or it cannot be trained.
     """
     from transformers import AutoModelForCausalLM
 
-    options = {"dtype": torch.get_default_dtype()} | kwargs
-    policy = AutoModelForCausalLM.from_pretrained(checked_path(path), **options)
+    check_model_kwargs(model_kwargs)
+    load_config(path, **model_kwargs)
+    options = {name: v for name, v in model_kwargs.items() if name not in ("dtype", "torch_dtype")}
+    dtype = given_dtype(model_kwargs) or torch.get_default_dtype()
+    with one_line_errors(path):
+        policy = AutoModelForCausalLM.from_pretrained(checked_path(path), dtype=dtype, **options)
     for module in policy.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -40,21 +124,24 @@ def load_policy(path: str, **kwargs: Any) -> nn.Module:
     return policy.train()
 
 
-def policy_source(path: str, policy: Any) -> dict[str, Any]:
+def policy_source(path: str, policy: Any, model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Plain data for checkpoints: what an export needs beside the weights, or where it is.
 
     Args:
         path: folder or hub name that the policy was loaded from.
         policy: the `transformers` model that was loaded from there.
+        model_kwargs: the options that it was loaded with.
 
     Returns:
-        `model` (as given), `folder` (in full; None for a hub name), and `config` and
-        `generation_config` in JSON.
+        `model` (as given), `folder` (in full; None for a hub name), `options` (those that hold for
+        the tokenizer too, without the access token), and `config` and `generation_config` in JSON.
     """
     folder = Path(path).expanduser()
+    options = {name: v for name, v in hub_options(model_kwargs).items() if name != "token"}
     return {
         "model": path,
         "folder": str(folder.resolve()) if folder.is_dir() else None,
+        "options": options,
         "config": policy.config.to_json_string(),
         "generation_config": policy.generation_config.to_json_string(),
     }

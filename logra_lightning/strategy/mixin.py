@@ -31,7 +31,7 @@ from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, find_target
 from logra_lightning.sketch.capture import SketchCapture
 from logra_lightning.strategy.parent_watch import exit_with_parent
 
-_SUPPORTED_PRECISION = ("32-true", "bf16-mixed", "bf16-true")
+SUPPORTED_PRECISION = ("32-true", "bf16-mixed", "bf16-true")
 
 
 class SketchMixin(Strategy):
@@ -89,9 +89,9 @@ class SketchMixin(Strategy):
                 f"self.manual_backward for each microbatch and self.optimizers().step() once"
             )
         check_trainer_options(trainer)
-        if self.precision_plugin.precision not in _SUPPORTED_PRECISION:
+        if self.precision_plugin.precision not in SUPPORTED_PRECISION:
             raise ValueError(
-                f"sketches support trainer.precision {', '.join(_SUPPORTED_PRECISION)}, got "
+                f"sketches support trainer.precision {', '.join(SUPPORTED_PRECISION)}, got "
                 f"{self.precision_plugin.precision}"
             )
 

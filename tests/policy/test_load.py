@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from logra_lightning.policy.load import (
+    check_model_kwargs,
     context_length,
     exact_buffers,
     freeze_,
+    load_config,
     load_policy,
     plain_attention,
     policy_source,
@@ -58,6 +61,56 @@ def test_freeze_leaves_a_gradient_to_the_targets(
     assert trained == (everything if train_others else projections)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"load_in_4bit": True}, "has load_in_4bit, which does not work here: quantized weights"),
+        ({"device_map": "auto"}, "device_map, .* set trainer.accelerator"),
+        ({"dtype": "float16"}, "dtype 'float16', but weights are float32 or bfloat16"),
+        ({"torch_dtype": torch.float16}, "dtype 'float16'"),
+        ({"dtype": "bf16"}, "dtype 'bf16'"),
+        ({"dtype": "float32", "torch_dtype": "float32"}, "both dtype and torch_dtype"),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused_by_name(
+    options: dict[str, object], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        check_model_kwargs(options)
+
+
+def test_old_and_new_names_of_the_dtype_mean_the_same() -> None:
+    for options in ({"torch_dtype": "bfloat16"}, {"dtype": torch.bfloat16}):
+        assert load_policy(str(TINY_POLICY), **options).dtype == torch.bfloat16
+
+
+def test_a_config_has_the_options_that_change_it_and_no_weights_are_read(tmp_path: Path) -> None:
+    make_llama().config.save_pretrained(tmp_path)
+    config = load_config(str(tmp_path), max_position_embeddings=7, attn_implementation="eager")
+    assert config.max_position_embeddings == 7
+
+
+def test_an_adapter_and_a_quantized_model_are_refused(tmp_path: Path) -> None:
+    llama = make_llama()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "x"}')
+    llama.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    llama.config.save_pretrained(tmp_path / "quantized")
+    with pytest.raises(ValueError, match="is an adapter: merge it into its model first"):
+        load_policy(str(tmp_path / "adapter"))
+    with pytest.raises(ValueError, match="is quantized, and quantized weights cannot be trained"):
+        load_policy(str(tmp_path / "quantized"))
+
+
+@pytest.mark.parametrize("load", [load_policy, load_tokenizer])
+def test_a_name_that_nobody_knows_is_told_in_one_line(
+    load: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="'nobody/nothing' cannot be loaded") as error:
+        load("nobody/nothing")
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("path", ["./nowhere", "/nowhere/model", "a/b/c"])
 def test_a_folder_that_is_not_there_is_named(path: str) -> None:
     for load in (load_policy, load_tokenizer):
@@ -71,12 +124,13 @@ def test_a_source_is_plain_data_that_makes_the_config_again(
     make_llama(rms_norm_eps=1e-3).save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     policy = load_policy("./model")
-    source = policy_source("./model", policy)
+    source = policy_source("./model", policy, {"revision": "v2", "token": "secret", "rope": 1})
     assert (source["model"], source["folder"]) == ("./model", str(tmp_path / "model"))
     again = LlamaConfig.from_dict(json.loads(source["config"]))
     assert again.to_json_string() == policy.config.to_json_string()
     assert again.rms_norm_eps == 1e-3
-    assert policy_source("owner/name", policy)["folder"] is None
+    assert source["options"] == {"revision": "v2"}  # never the token
+    assert policy_source("owner/name", policy, {})["folder"] is None
 
 
 def test_casts_leave_tables_as_they_are(llama: LlamaForCausalLM) -> None:
