@@ -7,6 +7,7 @@ import pytest
 from logra_lightning import Reward, SamplingParams
 from logra_lightning.checks import (
     check_at_least_one,
+    check_dtype,
     check_evaluation,
     check_groups,
     check_lengths,
@@ -24,6 +25,16 @@ def test_lengths_that_do_not_fit_are_refused_with_numbers() -> None:
         check_lengths(10, 6, 7, 16, 100)
     with pytest.raises(ValueError, match="per_microbatch=15: raise it to at least 16"):
         check_lengths(10, 6, 6, 16, 15)
+
+
+def test_the_precision_decides_the_dtype_of_the_weights() -> None:
+    for precision, dtype in ("32-true", "float32"), ("bf16-mixed", None), ("bf16-true", "bfloat16"):
+        check_dtype({"dtype": dtype} if dtype else {}, precision)
+    with pytest.raises(ValueError, match=r"bfloat16, but trainer\.precision bf16-mixed makes"):
+        check_dtype({"dtype": "bfloat16"}, "bf16-mixed")
+    for precision in "16-mixed", "16-true", "64-true":
+        with pytest.raises(ValueError, match=f"trainer.precision is {precision}, which a policy"):
+            check_dtype({}, precision)
 
 
 def test_rewards_need_names_of_their_own() -> None:
