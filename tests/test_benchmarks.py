@@ -26,6 +26,7 @@ def run(name: str, path: Path) -> tuple[str, dict[str, list[Any]]]:
     return done.stdout, json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_rollout_throughput(tmp_path: Path) -> None:
     table, figures = run("rollout_throughput.py", tmp_path / "x.json")
     assert set(figures) == {"TorchEngine", "transformers.generate"}

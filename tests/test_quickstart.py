@@ -18,6 +18,7 @@ from tests.conftest import ROOT
 
 # What `make quickstart` runs, and on a machine without vLLM the next best.
 TORCH_ENGINE = "--model.engine=logra_lightning.engines.TorchEngine"
+SMALL = "--data.init_args.val_size=128"  # a quarter of the held-out prompts
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 ENGINE = [] if HAS_VLLM else [TORCH_ENGINE]
 
@@ -51,7 +52,7 @@ def train(runs: Path, *options: str) -> str:
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder and the output of the first 20 of its 60 steps."""
     runs = tmp_path_factory.mktemp("runs")
-    return runs, train(runs, "--trainer.max_steps=20")
+    return runs, train(runs, "--trainer.max_steps=20", SMALL)
 
 
 def check_success(output: str, steps: int) -> None:
@@ -136,7 +137,7 @@ def test_a_second_fit_makes_a_new_version_and_a_checkpoint_validates(
     checkpoint = re.search(r"checkpoint: (.*)", output)
     assert checkpoint
     path = checkpoint.group(1).strip()
-    table = run_here(monkeypatch, capsys, "validate", where, "--ckpt_path", path)
+    table = run_here(monkeypatch, capsys, "validate", where, SMALL, "--ckpt_path", path)
     after = re.search(r"^eval/pass@1: .* (\S+) at step 20", output, re.MULTILINE)
     shown = re.search(r"eval/pass@1\s*│?\s*([0-9.]+)", table)
     assert after

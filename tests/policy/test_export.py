@@ -235,6 +235,7 @@ print(done.nbytes, most - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_memory_is_that_of_a_shard_not_of_the_model(tmp_path: Path) -> None:
     options = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
