@@ -178,7 +178,7 @@ class PolicyModule(LightningModule):
             if self.inner_epochs * self.num_minibatches > 1:
                 rollouts = replace(rollouts, old_logprobs=self.logprobs(rollouts))
         for _ in range(self.inner_epochs):
-            seed = self._seed("minibatches", self.global_step)
+            seed = derive_seed(self.seed, self.global_step, 0, "minibatches")  # of all processes
             for part in rollout.minibatches(
                 rollouts, self.group_size, self.num_minibatches, seed=seed
             ):

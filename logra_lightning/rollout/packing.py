@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from logra_lightning.distributed.processes import of_all_processes
+from logra_lightning.distributed.processes import of_all_processes, process_index
 from logra_lightning.types import Microbatch, Rollouts
 
 
@@ -115,20 +115,31 @@ def minibatches(rollouts: Rollouts, group_size: int, count: int, *, seed: int) -
     The 6 groups [0, 1, 2, 3, 4, 5] in 3 parts become, for instance, [[4, 2], [0, 1], [5, 3]]. Where
     there are fewer groups than parts, some parts are empty. A single part keeps the order.
 
+    The groups of all processes are shared out together, those of process 0 first, so the steps are
+    the same however many processes have sampled them. If two processes have groups [0, 1, 2] and
+    [3, 4, 5], process 0 gets [[2], [0, 1], []] in this example, and process 1 [[4], [], [5, 3]].
+    Every process must call it, with the same `count` and `seed`.
+
     Args:
-        rollouts: B = P * G rollouts, in which those of one prompt stand together.
+        rollouts: B = P * G rollouts of this process, in which those of one prompt stand together.
         group_size: G, the number of completions per prompt; a group is never cut.
         count: number of parts.
         seed: what the order depends on.
+
+    Returns:
+        `count` parts of the rollouts of this process.
     """
-    groups = len(rollouts) // group_size
     if count == 1:
         return [rollouts]
+    sizes = of_all_processes(len(rollouts) // group_size)
+    first = sum(sizes[: process_index()])
+    own = range(first, first + sizes[process_index()])
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    order = torch.randperm(groups, generator=generator).tolist()
+    order = torch.randperm(sum(sizes), generator=generator).tolist()
+    parts = [[group - first for group in order[i::count] if group in own] for i in range(count)]
     return [
-        rollouts.select([g * group_size + i for g in order[part::count] for i in range(group_size)])
-        for part in range(count)
+        rollouts.select([g * group_size + i for g in part for i in range(group_size)])
+        for part in parts
     ]
 
 

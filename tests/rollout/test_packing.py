@@ -124,6 +124,22 @@ def test_minibatches_are_whole_groups_and_every_rollout_comes_once() -> None:
     )
 
 
+def test_the_minibatches_of_two_processes_are_those_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """5 groups in the first process and 2 in the other, after some were dropped."""
+    batch = rollouts([[i] for i in range(14)], [[i + 1] for i in range(14)])
+    alone = [part.prompt_ids for part in minibatches(batch, 2, 3, seed=5)]
+    together: list[list[list[int]]] = [[], [], []]
+    for process, own in enumerate((range(10), range(10, 14))):
+        monkeypatch.setattr(packing, "of_all_processes", lambda _: [5, 2])
+        monkeypatch.setattr(packing, "process_index", lambda process=process: process)
+        for part, found in zip(together, minibatches(batch.select(own), 2, 3, seed=5), strict=True):
+            part += found.prompt_ids
+    assert [sorted(part) for part in together] == [sorted(part) for part in alone]
+    assert [len(part) for part in together] == [6, 4, 4]
+
+
 def test_fewer_groups_than_minibatches_leave_some_empty() -> None:
     batch = rollouts([[0]] * 4, [[1]] * 4)
     assert minibatches(batch, 2, 1, seed=0) == [batch]
