@@ -182,8 +182,7 @@ class PolicyModule(LightningModule):
             for part in rollout.minibatches(
                 rollouts, self.group_size, self.num_minibatches, seed=seed
             ):
-                if self.mask_truncated:
-                    part = part.select((~part.truncated).nonzero()[:, 0].tolist())
+                part = rollout.trained_ones(part, mask_truncated=self.mask_truncated)
                 tokens, size = counts_over_processes(part.num_completion_tokens, len(part))
                 yield replace(part, step_tokens=tokens, step_rollouts=size)
 
@@ -199,7 +198,7 @@ class PolicyModule(LightningModule):
             pad_token_id=pad_token_id(self.tokenizer),
             temperature=self.sampling.temperature,
             device=self.device,
-            token_weights=self.normalizer(rollouts.lengths, *rollouts.step_counts),
+            token_weights=self.normalizer(rollouts.trained_lengths, *rollouts.step_counts),
         )
         if self._shards_weights:
             return rollout.same_number_per_process(microbatches, self.device)

@@ -23,20 +23,26 @@ from logra_lightning import (
     SamplingParams,
     SketchAccumulation,
     SketchStrategy,
+    TorchEngine,
 )
 from logra_lightning.callbacks import StepCheckpoint
 from logra_lightning.objective import (
     K2,
     K3,
     ConstantLength,
+    GeometricMeanMask,
+    NoCorrection,
     PPOClip,
+    ProductMask,
     RunningBaseline,
     SequenceMean,
+    TokenMask,
     TokenMean,
+    TokenTruncation,
 )
 from logra_lightning.rewards import exact_match
 from logra_lightning.rollout import DynamicSampling
-from logra_lightning.types import PromptBatch, Rollouts
+from logra_lightning.types import Completion, PromptBatch, Rollouts
 from tests.conftest import TINY_POLICY
 from tests.runs import data, digits, fit, policy, trainer, weights
 
@@ -209,6 +215,41 @@ def test_validation_is_greedy_and_leaves_training_alone(tmp_path: Path) -> None:
         == (result["eval/pass@1"])
     )
     assert [row["row"] for row in rows] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("correction", "logprob"),
+    [
+        (TokenTruncation(), None),
+        (TokenMask(), float("nan")),
+        (ProductMask(), float("inf")),
+        (GeometricMeanMask(), float("-inf")),
+        (NoCorrection(), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_token_without_a_finite_logprob_trains_nothing_with_any_correction(
+    tmp_path: Path, correction: Any, logprob: float | None
+) -> None:
+    class OneMissing(TorchEngine):
+        def generate(self, *args: Any, **kwargs: Any) -> Any:
+            groups = super().generate(*args, **kwargs)
+            first = groups[0][0]
+            values: Any = [*first.logprobs[:-1].tolist(), logprob]
+            groups[0][0] = Completion(first.token_ids, values, first.truncated)
+            return groups
+
+    options = ObjectiveOptions(correction=correction)
+    module = policy(engine=OneMissing(), objective=options, group_size=8)
+    with pytest.warns(UserWarning, match="no finite logprob for 1 of"):
+        run = fit(tmp_path, module, steps=1)
+    logged = {name: float(value) for name, value in run.logged_metrics.items()}
+    assert logged["mismatch/invalid_tokens"] == 1
+    assert logged["mismatch/logprob_diff_max"] < 1e-4  # the engine samples from the policy itself
+    assert logged["mismatch/masked_frac"] == 0
+    assert logged["optim/step_scale"] == 1
+    assert module._minibatch.num_completion_tokens == logged["rollout/tokens"] - 1
+    assert all(torch.tensor(value).isfinite() for value in logged.values())
 
 
 def steps_of(module: PolicyModule) -> list[dict[str, Any]]:

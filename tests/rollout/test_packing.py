@@ -8,7 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from logra_lightning.rollout import minibatches, pack, packing, same_number_per_process
+from logra_lightning.rollout import (
+    minibatches,
+    pack,
+    packing,
+    same_number_per_process,
+    trained_ones,
+)
 from logra_lightning.types import Completion, Microbatch, Rollouts
 
 CPU = torch.device("cpu")
@@ -78,6 +84,29 @@ def test_values_of_tokens_follow_their_rollouts() -> None:
     assert microbatch.token_weights.tolist() == pytest.approx([0.2] * 3 + [0.3] * 2 + [0.1])
     means = microbatch.rollout_mean(torch.tensor([1.0, 2.0, 6.0, 1.0, 2.0, 7.0]))
     assert means.tolist() == [3, 3, 3, 1.5, 1.5, 7]
+
+
+def test_tokens_without_a_finite_logprob_are_read_but_not_trained() -> None:
+    batch = rollouts([[1]] * 3, [[5, 6], [7, 8, 9], [3, 4]])
+    batch.completions[1].logprobs[1] = torch.nan
+    batch.completions[2].logprobs[:] = torch.inf
+    (microbatch,) = packed(batch, 100)
+    assert microbatch.input_ids.tolist() == [[1, 7, 8, 9], [1, 5, 6, EOS]]
+    assert microbatch.completion_ids.tolist() == [7, 9, 5, 6]
+    assert microbatch.rollout_logprobs.tolist() == [100, 102, 0, 1]
+    assert microbatch.advantages.tolist() == [1.5, 1.5, 0.5, 0.5]
+    assert microbatch.token_weights.tolist() == [0.25] * 4
+    assert microbatch.num_completion_tokens == 4
+    assert list(microbatch.rollouts) == [1, 0]
+
+
+def test_rollouts_with_nothing_to_train_are_left_out() -> None:
+    batch = rollouts([[1]] * 3, [[5], [6], [7]])
+    assert trained_ones(batch, mask_truncated=True) is batch
+    batch.completions[0].logprobs[:] = torch.nan
+    batch = replace(batch, completions=[*batch.completions[:2], Completion([7], [-1.0], True)])  # type: ignore[arg-type]
+    assert trained_ones(batch, mask_truncated=False).advantages.tolist() == [1.5, 2.5]
+    assert trained_ones(batch, mask_truncated=True).advantages.tolist() == [1.5]
 
 
 def test_nothing_to_train_makes_no_microbatch() -> None:
