@@ -121,6 +121,12 @@ class EngineCheck(Callback):
             for microbatch in module.pack(rollouts):
                 ours.append(module.token_logprobs(microbatch)[0])
                 theirs.append(microbatch.rollout_logprobs)
+        if not sum(map(len, theirs)):
+            raise RuntimeError(
+                f"{type(engine).__name__} returned no finite logprob for any of "
+                f"{int(rollouts.lengths.sum())} tokens, so nothing could be trained: let its "
+                f"`generate` return the logprobs of the tokens that it draws"
+            )
         trainer_logprobs, engine_logprobs = torch.cat(ours), torch.cat(theirs)
         difference = (trainer_logprobs - engine_logprobs).abs()
         found, bound = difference.mean().item(), self._bound(trainer, module, engine)

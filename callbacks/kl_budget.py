@@ -40,7 +40,8 @@ class KLBudget(Callback):
     :math:`\min(\mathrm{max\_scale}, \sqrt{\mathrm{budget} / q})`. Then the KL of that very update
     is measured, still without changing a weight. If it is above `tolerance` times the budget, the
     scale is shrunk and the KL measured again, up to `max_backtracks` times; if that is not enough
-    the update is rejected and the step changes nothing. A KL that is not finite skips the step.
+    the update is rejected and the step changes nothing. After three rejected updates in a row there
+    is a warning, and after more than 20 the run ends. A KL that is not finite skips the step.
     Prediction and measurement are in fp32, also where the policy is bf16.
 
     The budget covers the sketched weights, not what AdamW trains beside them. With another
@@ -54,10 +55,11 @@ class KLBudget(Callback):
     `kl/floor_bf16` (the KL between exact and bf16 forward passes without any update).
 
     Args:
-        start: KL budget of the first step, in nats per completion token.
-        end: KL budget of the last step of the schedule and of all steps after it, in nats per
+        start: KL budget of the first update, in nats per completion token.
+        end: KL budget of the last update of the schedule and of all after it, in nats per
             completion token.
-        steps: number of steps in which the budget goes from `start` to `end`.
+        steps: number of updates in which the budget goes from `start` to `end`. A step that changes
+            nothing (no signal, skipped, rejected) does not count.
         schedule: how the budget goes from `start` to `end`: `cosine` or `linear`. With `constant`
             it stays at `start`.
         max_scale: largest step scale. An update is never longer than this many times what the
@@ -163,7 +165,7 @@ class KLBudget(Callback):
     ) -> None:
         if not isinstance(optimizer, RowAdam):
             return
-        budget = self.budget(trainer.global_step)
+        budget = self.budget(optimizer.counts.updates)
         proposal = optimizer.propose()
         if proposal.problem or proposal.is_zero:
             cost = math.nan if proposal.problem else 0.0
@@ -178,7 +180,7 @@ class KLBudget(Callback):
         with exact_forwards(probe, optimizer.residual):
             q = step.predict(self.method)
             if not 0 <= q < math.inf:
-                where = first_not_finite(probe)
+                where = first_not_finite(probe.model, probe.hidden)
                 proposal.skip(f"the predicted KL is {q}{f', from {where!r} on' if where else ''}")
                 self._log(pl_module, budget, math.nan, math.nan, 0)
                 return
@@ -192,7 +194,11 @@ class KLBudget(Callback):
         if not math.isfinite(measured):
             proposal.skip(f"the KL of the update is {measured}, from its logits")
         elif self.backtrack and measured > self.tolerance * budget:
-            proposal.reject()
+            proposal.reject(
+                f"a KL of {measured:.1e} nats per token is above kl_budget.tolerance="
+                f"{self.tolerance} times the budget of {budget:.1e}: raise kl_budget.tolerance or "
+                f"kl_budget.max_backtracks, or lower kl_budget.start"
+            )
         else:
             proposal.scale = scale
             self._mismatch.add(probe.mismatch)

@@ -80,8 +80,8 @@ class SketchAccumulation(Callback):
         optimizer = row_adam_of(trainer.optimizers)
         if optimizer is not None:
             pl_module.log("optim/step_scale", optimizer.last_step_scale, prog_bar=True)
-            pl_module.log("optim/skipped_steps", float(optimizer.skipped_steps))
-            pl_module.log("optim/rejected_steps", float(optimizer.rejected_steps))
+            pl_module.log("optim/skipped_steps", float(optimizer.counts.skipped_steps))
+            pl_module.log("optim/rejected_steps", float(optimizer.counts.rejected_steps))
 
 
 def _sketches(trainer: Trainer) -> SketchBank | None:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -25,10 +25,10 @@ from logra_lightning.checkpoints.interrupted_batch import make_batch_again
 from logra_lightning.distributed.processes import counts_over_processes, of_all_processes
 from logra_lightning.engines import Engine
 from logra_lightning.engines.owner import CloseEngine, EngineOwner
-from logra_lightning.kl import KLProbe
+from logra_lightning.kl import KLProbe, first_not_finite
 from logra_lightning.objective import GRPO, ObjectiveOptions, TokenMean
-from logra_lightning.optim import AdamWOptions, OptimizerFactory, RelativeRowAdam, RowAdam
-from logra_lightning.optim.adamw import clip_gradients_, dense_adamw
+from logra_lightning.optim import AdamWOptions, OptimizerFactory, RelativeRowAdam
+from logra_lightning.optim.adamw import dense_adamw, dense_metrics
 from logra_lightning.optim.resume import tell_overruled
 from logra_lightning.policy import MemoryOptions, Reference, check_head, load, logprobs
 from logra_lightning.rewards import Reward
@@ -125,7 +125,7 @@ class PolicyModule(LightningModule):
         self._numbers = rollout.BatchLog()
         self._eval_metrics = rollout.EvalMetrics(self.evaluation.pass_k or ())
         self._reference: Reference | None = None
-        self._minibatch: Rollouts | None = None
+        self._minibatch: Any = None  # the rollouts of the step
         self._advantage_before: dict[str, Any] | None = None
 
     # One batch, from prompts to optimizer steps.
@@ -178,12 +178,11 @@ class PolicyModule(LightningModule):
             if self.inner_epochs * self.num_minibatches > 1:
                 rollouts = replace(rollouts, old_logprobs=self.logprobs(rollouts))
         for _ in range(self.inner_epochs):
-            seed = self._seed("minibatches", self.global_step)
+            seed = derive_seed(self.seed, self.global_step, 0, "minibatches")  # of all processes
             for part in rollout.minibatches(
                 rollouts, self.group_size, self.num_minibatches, seed=seed
             ):
-                if self.mask_truncated:
-                    part = part.select((~part.truncated).nonzero()[:, 0].tolist())
+                part = rollout.trained_ones(part, mask_truncated=self.mask_truncated)
                 tokens, size = counts_over_processes(part.num_completion_tokens, len(part))
                 yield replace(part, step_tokens=tokens, step_rollouts=size)
 
@@ -199,7 +198,7 @@ class PolicyModule(LightningModule):
             pad_token_id=pad_token_id(self.tokenizer),
             temperature=self.sampling.temperature,
             device=self.device,
-            token_weights=self.normalizer(rollouts.lengths, *rollouts.step_counts),
+            token_weights=self.normalizer(rollouts.trained_lengths, *rollouts.step_counts),
         )
         if self._shards_weights:
             return rollout.same_number_per_process(microbatches, self.device)
@@ -221,10 +220,9 @@ class PolicyModule(LightningModule):
     def take_step(self) -> None:
         """One optimizer step on everything that was accumulated."""
         optimizer: Any = self.optimizers()
-        if not isinstance(optimizer.optimizer, RowAdam):
-            self.log("optim/grad_norm", clip_gradients_(self._trained(), self.max_grad_norm))
         optimizer.step()
         optimizer.zero_grad()
+        self.log_dict(dense_metrics(optimizer.optimizer))
         scheduler: Any = self.lr_schedulers()
         if scheduler is not None:
             scheduler.step()
@@ -236,7 +234,6 @@ class PolicyModule(LightningModule):
             num_rollouts: how many, spread evenly over those of the step.
             max_tokens: prompts and completions are cut off here together, but for one token.
         """
-        assert self._minibatch is not None
         return rollout.rollout_probe(
             self.policy,
             self._minibatch.spread(num_rollouts).cut(max_tokens),
@@ -246,6 +243,10 @@ class PolicyModule(LightningModule):
             mismatch=self._numbers.stats.values()["mismatch/kl"],
             together=self._shards_weights,
         )
+
+    def first_not_finite(self) -> str:
+        """First module whose output is not finite on the step's rollouts; empty without one."""
+        return first_not_finite(self.policy, partial(self.logprobs, self._minibatch))
 
     def _log_batch(self, rollouts: Rollouts) -> None:
         values = self._numbers.values(rollouts, self.sampling.max_tokens)
@@ -323,12 +324,13 @@ class PolicyModule(LightningModule):
     def configure_optimizers(self) -> Any:
         strategy = self.trainer.strategy
         sketches = getattr(strategy, "sketches", None)
-        optimizer: Optimizer
+        options, parameters = (self.adamw, self.max_grad_norm), self.named_parameters()
+        optimizer: Any
         if sketches is None:
-            optimizer = dense_adamw(self._trained(), self.adamw, type(strategy).__name__)
+            optimizer = dense_adamw(parameters, *options, type(strategy).__name__)
         else:
-            parameters = self.named_parameters()
-            optimizer = self.optimizer(parameters, sketches, self.adamw, self.max_grad_norm)
+            optimizer = self.optimizer(parameters, sketches, *options)
+        optimizer.counts.first_not_finite = self.first_not_finite
         if self.lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(optimizer)}
@@ -376,9 +378,6 @@ class PolicyModule(LightningModule):
         self.advantage.load_state_dict(checkpoint.get("advantage", {}))
 
     # Short names.
-
-    def _trained(self) -> list[Parameter]:
-        return [param for param in self.parameters() if param.requires_grad]
 
     def _seed(self, purpose: str, number: int) -> int:
         return derive_seed(self.seed, number, self.global_rank, purpose)

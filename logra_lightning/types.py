@@ -7,6 +7,7 @@ a padded row, T completion tokens of a microbatch, in one row after the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -89,8 +90,12 @@ class Completion:
     Args:
         token_ids: n token ids; the last one is the end-of-sequence token if that was drawn.
         logprobs: [n] fp32, nats, the logprob of each token under the distribution that it was
-            sampled from.
+            sampled from. A token whose logprob is not finite does not train. A list is taken too,
+            with None for a token without a logprob, and None where no token has one.
         truncated: whether the completion was cut off by `max_tokens`.
+
+    Raises:
+        ValueError: no token, or another number of logprobs.
     """
 
     token_ids: list[int]
@@ -98,11 +103,22 @@ class Completion:
     truncated: bool
 
     def __post_init__(self) -> None:
+        given: Any = self.logprobs
+        if not isinstance(given, Tensor):
+            found = [None] * len(self.token_ids) if given is None else given
+            values = [math.nan if value is None else float(value) for value in found]
+            made = torch.tensor(values, dtype=torch.float32, device="cpu")
+            object.__setattr__(self, "logprobs", made)
         if len(self.token_ids) == 0 or self.logprobs.shape != (len(self.token_ids),):
             raise ValueError(
                 f"a completion needs at least one token and a logprob for each, got "
                 f"{len(self.token_ids)} tokens and logprobs of shape {tuple(self.logprobs.shape)}"
             )
+
+    @property
+    def trained(self) -> Tensor:
+        """[n] bool, True where the logprob is finite: the tokens that can be trained."""
+        return self.logprobs.isfinite()
 
 
 @dataclass(frozen=True)
@@ -118,11 +134,11 @@ class Rollouts:
         advantages: [B] fp32.
         rows: B row numbers in the data set; -1 where there is none.
         metrics: tag to value, what is logged about the rollouts that were sampled.
-        old_logprobs: B tensors of [n] fp32, nats, the logprobs of each completion's tokens under
-            the policy as it was when the batch began; None where that is the policy of this step.
+        old_logprobs: B tensors of fp32, nats, the logprobs of each completion's trained tokens
+            under the policy as it was when the batch began; None where that is this step's policy.
         reference_logprobs: the same under the frozen reference; None without a reference.
-        step_tokens: completion tokens that all processes together train in the optimizer step; None
-            where these rollouts are the whole step.
+        step_tokens: tokens that all processes together train in the optimizer step; None where
+            these rollouts are the whole step.
         step_rollouts: rollouts that all processes together train in the optimizer step; None where
             these are all of them.
     """
@@ -202,6 +218,11 @@ class Rollouts:
         return torch.tensor([len(c.token_ids) for c in self.completions], dtype=torch.int64)
 
     @property
+    def trained_lengths(self) -> Tensor:
+        """[B] int64, the number of tokens of each rollout that are trained."""
+        return torch.tensor([int(c.trained.sum()) for c in self.completions], dtype=torch.int64)
+
+    @property
     def sizes(self) -> list[int]:
         """The number of tokens of each rollout, prompt and completion together."""
         return [
@@ -211,12 +232,12 @@ class Rollouts:
 
     @property
     def num_completion_tokens(self) -> int:
-        """The number of completion tokens of all rollouts together."""
-        return sum(len(completion.token_ids) for completion in self.completions)
+        """The number of trained tokens of all rollouts together."""
+        return int(self.trained_lengths.sum())
 
     @property
     def step_counts(self) -> tuple[int, int]:
-        """Completion tokens and rollouts of the whole optimizer step, over all processes."""
+        """Trained tokens and rollouts of the whole optimizer step, over all processes."""
         return (
             self.num_completion_tokens if self.step_tokens is None else self.step_tokens,
             len(self) if self.step_rollouts is None else self.step_rollouts,

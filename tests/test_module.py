@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from logra_lightning import (
@@ -23,20 +23,26 @@ from logra_lightning import (
     SamplingParams,
     SketchAccumulation,
     SketchStrategy,
+    TorchEngine,
 )
 from logra_lightning.callbacks import StepCheckpoint
 from logra_lightning.objective import (
     K2,
     K3,
     ConstantLength,
+    GeometricMeanMask,
+    NoCorrection,
     PPOClip,
+    ProductMask,
     RunningBaseline,
     SequenceMean,
+    TokenMask,
     TokenMean,
+    TokenTruncation,
 )
 from logra_lightning.rewards import exact_match
 from logra_lightning.rollout import DynamicSampling
-from logra_lightning.types import PromptBatch, Rollouts
+from logra_lightning.types import Completion, PromptBatch, Rollouts
 from tests.conftest import TINY_POLICY
 from tests.runs import data, digits, fit, policy, trainer, weights
 
@@ -209,6 +215,41 @@ def test_validation_is_greedy_and_leaves_training_alone(tmp_path: Path) -> None:
         == (result["eval/pass@1"])
     )
     assert [row["row"] for row in rows] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("correction", "logprob"),
+    [
+        (TokenTruncation(), None),
+        (TokenMask(), float("nan")),
+        (ProductMask(), float("inf")),
+        (GeometricMeanMask(), float("-inf")),
+        (NoCorrection(), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_token_without_a_finite_logprob_trains_nothing_with_any_correction(
+    tmp_path: Path, correction: Any, logprob: float | None
+) -> None:
+    class OneMissing(TorchEngine):
+        def generate(self, *args: Any, **kwargs: Any) -> Any:
+            groups = super().generate(*args, **kwargs)
+            first = groups[0][0]
+            values: Any = [*first.logprobs[:-1].tolist(), logprob]
+            groups[0][0] = Completion(first.token_ids, values, first.truncated)
+            return groups
+
+    options = ObjectiveOptions(correction=correction)
+    module = policy(engine=OneMissing(), objective=options, group_size=8)
+    with pytest.warns(UserWarning, match="no finite logprob for 1 of"):
+        run = fit(tmp_path, module, steps=1)
+    logged = {name: float(value) for name, value in run.logged_metrics.items()}
+    assert logged["mismatch/invalid_tokens"] == 1
+    assert logged["mismatch/logprob_diff_max"] < 1e-4  # the engine samples from the policy itself
+    assert logged["mismatch/masked_frac"] == 0
+    assert logged["optim/step_scale"] == 1
+    assert module._minibatch.num_completion_tokens == logged["rollout/tokens"] - 1
+    assert all(torch.tensor(value).isfinite() for value in logged.values())
 
 
 def steps_of(module: PolicyModule) -> list[dict[str, Any]]:
@@ -613,20 +654,55 @@ def test_a_run_interrupted_in_a_batch_makes_that_batch_again(
     torch.testing.assert_close(weights(resumed), weights(straight), rtol=0, atol=0)
 
 
-def test_a_dense_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    class Broken(PolicyModule):
-        def take_step(self) -> None:
-            next(p for p in self.parameters() if p.grad is not None).grad[0] = float("nan")
-            super().take_step()
+@pytest.mark.parametrize("strategy", ["auto", "sketch"])
+def test_a_gradient_that_is_not_finite_is_skipped_counted_and_stops_the_run(
+    tmp_path: Path, strategy: str
+) -> None:
+    """It begins in the backward pass of a layer in the middle."""
+    name = "model.layers.1.self_attn.v_proj"
 
-    module = Broken(
-        model=str(TINY_POLICY),
-        rewards=[Reward(digits)],
-        sampling=SamplingParams(6),
-        max_grad_norm=None,
-    )
-    with pytest.raises(RuntimeError, match="non-finite"):
-        fit(tmp_path, module, strategy="auto")
+    def poison(layer: Any, args: Any, output: torch.Tensor) -> None:
+        if output.requires_grad and module.global_step > 0:
+            output.register_hook(lambda grad: grad * float("nan"))
+
+    class Poison(Callback):
+        def on_train_start(self, trainer: Trainer, module: Any) -> None:
+            module.policy.get_submodule(name).register_forward_hook(poison)
+
+    module = policy(max_grad_norm=None, group_size=8)
+    seen = steps_of(module)
+    options = {"strategy": "auto"} if strategy == "auto" else {}
+    run = trainer(tmp_path, 9, callbacks=[SketchAccumulation(), Poison()], **options)
+    with (
+        pytest.warns(UserWarning, match=rf"step \d: .* first in 'policy.{name}") as told,
+        pytest.raises(FloatingPointError, match=rf"step 4: .*'policy.{name}.* in 4 steps in a row"),
+    ):
+        run.fit(module, datamodule=data(tmp_path))
+    skipped = [str(w.message)[:7] for w in told if "nothing was updated" in str(w.message)]
+    assert skipped == ["step 1:", "step 2:", "step 3:"]
+    assert not any("because the output" in str(w.message) for w in told)
+    assert run.callback_metrics["optim/skipped_steps"] == 3
+    assert any(not torch.equal(w, seen[0]["weights"][n]) for n, w in seen[1]["weights"].items())
+    torch.testing.assert_close(weights(module), seen[1]["weights"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sketch"])
+def test_a_forward_pass_that_is_not_finite_is_blamed_on_its_first_module(
+    tmp_path: Path, strategy: str
+) -> None:
+    module = policy()
+    collect = module.collect
+
+    def then_poison(prompts: PromptBatch) -> Rollouts:
+        rollouts = collect(prompts)
+        module.policy.model.layers[1].mlp.up_proj.weight.data[0, 0] = float("nan")
+        return rollouts
+
+    module.collect = then_poison  # type: ignore[method-assign]
+    options = {"strategy": "auto"} if strategy == "auto" else {}
+    words = "because the output of 'model.layers.1.mlp.up_proj' is not finite; nothing was"
+    with pytest.warns(UserWarning, match=rf"step 0: the gradient is not finite in .*, {words}"):
+        fit(tmp_path, module, steps=1, **options)
 
 
 def test_several_processes_need_a_strategy_that_adds_once_per_step(tmp_path: Path) -> None:

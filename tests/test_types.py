@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,19 @@ def test_completion_needs_a_logprob_for_each_token() -> None:
         Completion([1, 2], torch.zeros(1), truncated=False)
     with pytest.raises(ValueError, match="at least one token"):
         Completion([], torch.zeros(0), truncated=False)
+
+
+def test_a_token_without_a_finite_logprob_is_not_trained() -> None:
+    listed = Completion([1, 2, 3], [-1.0, None, -math.inf], truncated=False)  # type: ignore[arg-type]
+    assert listed.logprobs.dtype == torch.float32
+    assert listed.trained.tolist() == [True, False, False]
+    unknown = Completion([1, 2], None, truncated=False)  # type: ignore[arg-type]
+    assert unknown.trained.tolist() == [False, False]
+    zeros = torch.zeros(2)
+    both = Rollouts([[1], [1]], [listed, unknown], zeros, {}, zeros)
+    assert both.lengths.tolist() == [3, 2]
+    assert both.trained_lengths.tolist() == [1, 0]
+    assert both.num_completion_tokens == 1
 
 
 def rollouts(advantages: torch.Tensor) -> Rollouts:

@@ -76,7 +76,8 @@ class Engine(Protocol):
         Returns:
             P lists of G completions, in the order of the prompts. A completion that stopped ends
             with its stop token, and its `logprobs` belong to the distribution that it was drawn
-            from, after temperature, `top_k` and `top_p`.
+            from, after temperature, `top_k` and `top_p`. A token without a finite logprob does not
+            train and is counted in `mismatch/invalid_tokens`.
         """
         ...
 

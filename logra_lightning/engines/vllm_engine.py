@@ -349,5 +349,13 @@ class VLLMEngine:
 def _completion(output: Any) -> Completion:
     if output.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r}")
-    logprobs = torch.tensor(output.logprobs.logprobs, dtype=torch.float32, device="cpu")
-    return Completion(list(output.token_ids), logprobs, truncated=output.finish_reason == "length")
+    truncated = output.finish_reason == "length"
+    return Completion(list(output.token_ids), _drawn_logprobs(output.logprobs), truncated)
+
+
+def _drawn_logprobs(found: Any) -> Any:
+    """The logprob of each drawn token from vLLM's `FlatLogprobs`, None for one without."""
+    if found is None:
+        return None
+    places = zip(found.start_indices, found.end_indices, strict=True)
+    return [found.logprobs[start] if start < end else None for start, end in places]

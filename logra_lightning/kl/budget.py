@@ -12,17 +12,17 @@ _SHRINK = 0.5  # a step scale that was too large is at least halved
 
 @dataclass(frozen=True)
 class Schedule:
-    r"""The KL budget of each step, a function of the step's number alone.
+    r"""The KL budget of each update, a function of the number of updates before it.
 
     .. math:: \mathrm{end} + (\mathrm{start} - \mathrm{end}) \cdot \tfrac12 (1 + \cos \pi x), \qquad
         x = \min(1, n / (\mathrm{steps} - 1))
 
-    for step n with `cosine`; `linear` has 1 - x in place of the cosine term.
+    for update n with `cosine`; `linear` has 1 - x in place of the cosine term.
 
     Args:
-        start: budget of step 0, in nats per completion token.
-        end: budget of step `steps - 1` and of all steps after it, in nats per completion token.
-        steps: number of steps in which the budget goes from `start` to `end`.
+        start: budget of update 0, in nats per completion token.
+        end: budget of update `steps - 1` and of all after it, in nats per completion token.
+        steps: number of updates in which the budget goes from `start` to `end`.
         shape: `cosine`, `linear`, or `constant` (always `start`).
 
     Raises:
@@ -45,11 +45,11 @@ class Schedule:
                 f"kl_budget.schedule must be cosine, linear or constant, got {self.shape!r}"
             )
 
-    def __call__(self, step: int) -> float:
-        """The budget of a step, counted from 0, in nats per completion token."""
+    def __call__(self, updates: int) -> float:
+        """The budget after this many updates, in nats per completion token."""
         if self.shape == "constant":
             return self.start
-        done = min(1.0, step / (self.steps - 1)) if self.steps > 1 else 1.0
+        done = min(1.0, updates / (self.steps - 1)) if self.steps > 1 else 1.0
         left = (1 + math.cos(math.pi * done)) / 2 if self.shape == "cosine" else 1 - done
         return self.end + (self.start - self.end) * left
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,10 +49,16 @@ class KLProbe:
 
 
 @torch.no_grad()
-def first_not_finite(probe: KLProbe) -> str:
-    """Name of the first module of the model whose output is not finite, empty if there is none."""
+def first_not_finite(model: nn.Module, run: Callable[[], Sequence[Tensor]]) -> str:
+    """Name of the first module of the model whose output is not finite, empty if there is none.
+
+    Args:
+        model: the model whose modules are named.
+        run: runs the model forward. Where what it returns is not finite, but the output of every
+            module is, the output embedding is named: it may be computed without its module.
+    """
     found: list[str] = []
-    names = {module: name for name, module in probe.model.named_modules()}
+    names = {module: name for name, module in model.named_modules()}
 
     def look(module: nn.Module, _: object, output: object) -> None:
         if isinstance(output, Tensor) and module in names and not torch.isfinite(output).all():
@@ -59,7 +66,10 @@ def first_not_finite(probe: KLProbe) -> str:
 
     handle = nn.modules.module.register_module_forward_hook(look)
     try:
-        probe.hidden()
+        results = run()
     finally:
         handle.remove()
+    if not found and not all(torch.isfinite(result).all() for result in results):
+        head: Any = getattr(model, "get_output_embeddings", lambda: None)
+        found.append(names.get(head(), ""))
     return found[0] if found else ""

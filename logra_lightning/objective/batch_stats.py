@@ -16,24 +16,23 @@ class BatchStats:
 
     They do not depend on how the tokens were cut into microbatches. Where a batch has several
     optimizer steps, the mean is taken over each step first, then over the steps: with 2 in the
-    first step and 6 in the second it is 4, however many tokens each step had. A step in which
-    nothing was added does not count.
+    first step and 6 in the second it is 4, however many tokens each step had. A step in which no
+    process added anything does not count.
     """
 
     def __init__(self) -> None:
-        self._steps = 0
-        self._is_new = True
+        self._step = 0
+        self._steps: set[int] = set()  # those in which something was added
         self._sums: dict[str, Tensor] = {}
         self._extremes: dict[str, Tensor] = {}
 
     def begin_step(self) -> None:
         """Begin the next optimizer step: what is added from here on belongs to it."""
-        self._is_new = True
+        self._step += 1
 
     def add(self, name: str, share: Tensor) -> None:
         """Add the part [] that a microbatch contributes to the step's value of `name`."""
-        self._steps += self._is_new
-        self._is_new = False
+        self._steps.add(self._step)
         share = share.detach().to(torch.float64)
         self._sums[name] = self._sums[name] + share if name in self._sums else share
 
@@ -66,7 +65,8 @@ class BatchStats:
         for shares, _, _ in processes:
             for name, share in shares.items():
                 sums[name] = sums.get(name, 0.0) + share
-        steps = max(count for _, _, count in processes)
+        # A step may have rollouts in one process alone, and another step in the other alone.
+        steps = len(set().union(*(own for _, _, own in processes)))
         values = {name: total / steps for name, total in sums.items()}
         if _WEIGHT in values:
             weight, square = values.pop(_WEIGHT), values.pop(_SQUARE)

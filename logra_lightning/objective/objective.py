@@ -62,7 +62,9 @@ class Objective:
             return logprobs.sum()
         old = microbatch.old_logprobs if microbatch.old_logprobs is not None else logprobs.detach()
         correction = self._correct(old, microbatch, stats)
-        corrected = logprobs + (correction - 1) * (logprobs - logprobs.detach())  # the same value
+        value = logprobs.detach()
+        # The same value. c g, not g + (c - 1) g, which would round small weights away.
+        corrected = value + correction * (logprobs - value)
         losses, seen = self.loss(corrected, corrected - old, microbatch)
         trains = (correction > 0).to(losses.dtype)
         stats.add("loss/policy", (microbatch.token_weights * losses).sum())

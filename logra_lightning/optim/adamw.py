@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw
 
 from logra_lightning.distributed.sharding import local
+from logra_lightning.optim.grad_norm import not_finite
 from logra_lightning.optim.state import load_groups_
+from logra_lightning.optim.step_counts import StepCounts
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,69 @@ def adamw_step_(
 
 
 class DenseAdamW(AdamW):
-    """torch's AdamW, which loads the state of a checkpoint but keeps the options of this run.
+    """torch's AdamW, which clips, skips what is not finite, and keeps its options through a resume.
+
+    A step in which all gradients are exactly zero changes nothing, and neither does one in which a
+    gradient is not finite; `RowAdam` does the same. The state of a checkpoint is loaded, but the
+    options of this run hold.
+
+    Args:
+        params: name and parameter, of those to train.
+        options: options of AdamW.
+        max_grad_norm: clip the norm of all gradients together to this value; None does not clip.
 
     Attributes:
+        counts: how many steps were committed and skipped; more than three skipped steps in a row
+            end the run.
+        grad_norm: norm of all gradients of the last step before clipping.
         overruled: after loading, options that differ from those in the checkpoint, as in `RowAdam`.
     """
 
     overruled: dict[str, tuple[object, object]]
+
+    def __init__(
+        self,
+        params: Iterable[tuple[str, Parameter]],
+        options: AdamWOptions,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        self._named = dict(params)
+        self.max_grad_norm = max_grad_norm
+        self.counts = StepCounts()
+        self.grad_norm = 0.0
+        self._steps = 0
+        super().__init__(list(self._named.values()), **asdict(options))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Call the closure, then make the step unless the gradient is zero or not finite.
+
+        Raises:
+            FloatingPointError: more than three steps in a row were skipped.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        gradients = {name: p.grad for name, p in self._named.items() if p.grad is not None}
+        norm = nn.utils.get_total_norm(list(gradients.values()))
+        self.grad_norm, step = norm.item(), self._steps
+        self._steps += 1
+        if not math.isfinite(self.grad_norm):
+            norms = {name: torch.linalg.vector_norm(g).item() for name, g in gradients.items()}
+            problem = not_finite(norms, list(norms)) or f"the norm of the gradient is {norm}"
+            self.counts.skip(step, problem, in_gradient=True)
+        elif self.grad_norm > 0:  # else AdamW would move weights by the moments of earlier steps
+            limit = self.max_grad_norm or math.inf
+            nn.utils.clip_grads_with_norm_(self._named.values(), limit, norm)
+            super().step()
+            self.counts.commit()
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch, with the counts of steps."""
+        counts = self.counts.state_dict() | {"steps": self._steps}
+        return super().state_dict() | {"counts": counts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load moments and step counters; of the options, only what a scheduler made of `lr`."""
@@ -108,44 +167,41 @@ class DenseAdamW(AdamW):
         self.overruled = load_groups_(own, state_dict["param_groups"], labels)
         for group, before in zip(self.param_groups, own, strict=True):
             group.update(before, params=group["params"])
+        counts = dict(state_dict.get("counts", {}))  # 0.1.0 had none
+        self._steps = counts.pop("steps", 0)
+        self.counts.load_state_dict(counts)
 
 
-def dense_adamw(params: Sequence[Parameter], options: AdamWOptions, strategy: str) -> AdamW:
-    """AdamW on all of `params`; logs that nothing is sketched, and warns where bf16 loses updates.
+def dense_adamw(
+    named: Iterable[tuple[str, Parameter]],
+    options: AdamWOptions,
+    max_grad_norm: float | None,
+    strategy: str,
+) -> DenseAdamW:
+    """AdamW on what requires a gradient; logs that nothing is sketched, warns where bf16 loses.
 
     Args:
-        params: the parameters to train.
+        named: name and parameter, of all of the model.
         options: options of AdamW.
+        max_grad_norm: as in `DenseAdamW`.
         strategy: name of the strategy's class, for the log.
     """
+    trained = [(name, param) for name, param in named if param.requires_grad]
     rank_zero_info(
-        f"{strategy} has no sketches: AdamW trains {sum(p.numel() for p in params):,} weights "
+        f"{strategy} has no sketches: AdamW trains {sum(p.numel() for _, p in trained):,} weights "
         f"densely."
     )
-    if any(p.dtype != torch.float32 for p in params):
+    if any(p.dtype != torch.float32 for _, p in trained):
         rank_zero_warn(
             "AdamW updates bf16 weights here, where small updates vanish in rounding: use "
             "trainer.precision=bf16-mixed, or a sketching strategy, which keeps exact masters"
         )
-    return DenseAdamW(params, **asdict(options))
+    return DenseAdamW(trained, options, max_grad_norm)
 
 
-def clip_gradients_(params: Sequence[Parameter], max_norm: float | None) -> Tensor:
-    """Clip the norm of all gradients together; returns the norm before clipping, [] fp32.
-
-    When all gradients are zero they are set to None, since AdamW would move weights without a
-    gradient by the moments of earlier steps.
-
-    Args:
-        params: parameters with their gradients.
-        max_norm: largest norm; None does not clip.
-
-    Raises:
-        RuntimeError: the norm is not finite.
-    """
-    limit = max_norm or float("inf")
-    norm = nn.utils.clip_grad_norm_(params, limit, error_if_nonfinite=True)
-    if norm == 0:
-        for param in params:
-            param.grad = None
-    return norm
+def dense_metrics(optimizer: Optimizer) -> dict[str, float]:
+    """What a step of `DenseAdamW` logs; nothing of another optimizer, which a callback logs."""
+    if not isinstance(optimizer, DenseAdamW):
+        return {}
+    skipped = float(optimizer.counts.skipped_steps)
+    return {"optim/grad_norm": optimizer.grad_norm, "optim/skipped_steps": skipped}

@@ -10,7 +10,7 @@ from torch import Tensor
 from logra_lightning.sketch.bank import SketchedLayer
 
 # A gradient this small, as a fraction of the usual one, is what rounding leaves of zero.
-_ROUNDING = 1e-5
+ROUNDING = 1e-5
 
 
 @dataclass
@@ -26,10 +26,13 @@ class Proposal:
     What the step does is decided by the first of these that holds:
 
     - *skipped*: `problem` is not empty. No weight and no moment changes, and the step counts in
-      `RowAdam.skipped_steps`.
-    - *rejected*: `is_rejected`. Nothing changes, and the step counts in `RowAdam.rejected_steps`.
-    - *zero*: `is_zero`. Nothing changes.
+      `StepCounts.skipped_steps`.
+    - *rejected*: `is_rejected`. Nothing changes, and the step counts in
+      `StepCounts.rejected_steps`.
+    - *zero*: `is_zero`. No weight changes. Unless the gradient is exactly zero, moments become
+      `row_moments`: they decay, and the usual norm falls with them.
     - *committed*: weights move by `scale` times the direction, and moments become `row_moments`.
+      The step counts in `StepCounts.updates`.
 
     Args:
         row_scales: name of a layer to c [d] fp64. Both rules only scale the rows of the sketch, so
@@ -44,6 +47,7 @@ class Proposal:
         usual_norm: norm of the gradient of earlier steps, by the row moments; 0 at the first step.
         scale: the step scale, which multiplies the direction and the decay rate.
         is_rejected: whether `reject` was called.
+        rejection: why it was called, for messages.
     """
 
     row_scales: dict[str, Tensor]
@@ -54,6 +58,7 @@ class Proposal:
     usual_norm: float = 0.0
     scale: float = 1.0
     is_rejected: bool = False
+    rejection: str = ""
 
     def skip(self, reason: str) -> None:
         """Let the step change nothing because something is not finite; the first reason is kept.
@@ -63,9 +68,14 @@ class Proposal:
         """
         self.problem = self.problem or reason
 
-    def reject(self) -> None:
-        """Let the step change nothing because it would go too far."""
+    def reject(self, reason: str = "") -> None:
+        """Let the step change nothing because it would go too far.
+
+        Args:
+            reason: how far, and which option to change, for the message after several in a row.
+        """
         self.is_rejected = True
+        self.rejection = reason
 
     @property
     def is_zero(self) -> bool:
@@ -74,7 +84,16 @@ class Proposal:
         When the loss clips every token, rounding leaves a tiny gradient. A rule that normalizes
         would make a step of full length of it.
         """
-        return self.grad_norm <= _ROUNDING * self.usual_norm
+        return self.grad_norm <= ROUNDING * self.usual_norm
+
+    @property
+    def decays_moments(self) -> bool:
+        """Whether the step changes row moments alone, as things stand.
+
+        If it did not, the usual norm would stay, and after one huge gradient no other would be
+        large enough again. A gradient of exactly zero has no part in the moments.
+        """
+        return self.is_zero and self.grad_norm > 0 and not (self.problem or self.is_rejected)
 
     @property
     def is_committed(self) -> bool:

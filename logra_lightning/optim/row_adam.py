@@ -7,7 +7,6 @@ off.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
@@ -25,13 +24,15 @@ from logra_lightning.optim.state import (
     check_settings,
     load_groups_,
     load_states_,
+    names_in_order,
     parameter_names,
     partition,
     saved_groups,
     saved_states,
     settings_of,
 )
-from logra_lightning.sketch.bank import SketchBank
+from logra_lightning.optim.step_counts import StepCounts
+from logra_lightning.sketch.bank import SketchBank, SketchedLayer
 from logra_lightning.sketch.factors import Factors
 from logra_lightning.sketch.merge import merge_
 from logra_lightning.sketch.precision import full_precision
@@ -65,7 +66,8 @@ class RowAdam(torch.optim.Optimizer):
         max_grad_norm: clip the norm of the whole gradient, sketched and dense, to this value;
             None does not clip.
         max_skipped_steps: number of steps in a row that may be skipped before the run stops. A step
-            is skipped when a gradient is not finite or a callback calls `Proposal.skip`.
+            is skipped when a gradient is not finite or a callback calls `Proposal.skip`. Of steps
+            that a callback rejects, 20 in a row may be.
         lr: learning rate of the sketched weights.
         beta2: decay of the row moments.
         eps: added to the root of a row moment.
@@ -76,8 +78,7 @@ class RowAdam(torch.optim.Optimizer):
         last_step_scale: step scale of the last step, 0 if it changed nothing.
         factors: what the last step merged into the sketched weights; see `take_factors`.
         is_committing: whether a step has updated some weights and not yet all of them.
-        skipped_steps: number of steps that were skipped so far.
-        rejected_steps: number of steps that were rejected so far.
+        counts: how many steps were committed, skipped and rejected so far.
         overruled: options that differ from those in the loaded checkpoint and hold instead of
             them: name to the value in the checkpoint and the value now.
 
@@ -109,16 +110,14 @@ class RowAdam(torch.optim.Optimizer):
             raise ValueError(f"max_skipped_steps must not be negative, got {max_skipped_steps}")
         self.sketches = sketches
         self.max_grad_norm = max_grad_norm
-        self.max_skipped_steps = max_skipped_steps
-        self.skipped_steps = 0
-        self.rejected_steps = 0
+        self.counts = StepCounts(max_skipped_steps)
         self.is_committing = False
-        self._skipped_in_a_row = 0
         self.last_step_scale = 0.0
         self.proposal: Proposal | None = None
         self.factors: Factors | None = None
         self.overruled: dict[str, tuple[object, object]] = {}
         self._names = parameter_names(params, sketches)
+        self._order = names_in_order(self._names, sketches)
         sketched, dense = partition(self._names, sketches)
         groups: list[dict[str, Any]] = [
             {"params": sketched, "lr": lr, "beta2": beta2, "weight_decay": weight_decay}
@@ -143,7 +142,8 @@ class RowAdam(torch.optim.Optimizer):
     def _propose(self) -> Proposal:
         squares = {layer.name: layer.row_squares() for layer in self.sketches}
         dense = [p for g in self.param_groups[1:] for p in g["params"] if p.grad is not None]
-        grad_norm, problem = whole_norm(squares, {self._names[p]: p.grad for p in dense})
+        gradients = {self._names[p]: p.grad for p in dense}
+        grad_norm, problem = whole_norm(squares, gradients, self._order)
         if problem:
             return Proposal({}, {}, 0.0, grad_norm, problem)
         group, clip = self.param_groups[0], clip_factor(grad_norm, self.max_grad_norm)
@@ -179,15 +179,17 @@ class RowAdam(torch.optim.Optimizer):
 
         Raises:
             FloatingPointError: more than `max_skipped_steps` steps in a row were skipped.
+            RuntimeError: more than 20 steps in a row were rejected.
         """
         self.factors = None
-        result = None
+        result, own = None, self.sketches
+        assert own.step is not None
         try:
             proposal = self.propose()
             if closure is not None:
                 with torch.enable_grad():
                     result = closure()
-            self._count(proposal)
+            self.counts.count(own.step, proposal, self.param_groups[0]["beta2"])
         finally:
             self.proposal = None
         decay, directions = 1.0, {}
@@ -199,27 +201,12 @@ class RowAdam(torch.optim.Optimizer):
             for group in self.param_groups[1:]:
                 adamw_step_(group, self.state, clip)
             self.is_committing = False
+        elif proposal.decays_moments:
+            for layer in own:
+                self._next_moments_(layer, proposal)
         self.last_step_scale = proposal.scale if proposal.is_committed else 0.0
-        own = self.sketches
-        assert own.step is not None
         self.factors = Factors(own.step, own.seed, own.draw, own.projection, decay, directions)
         return result
-
-    def _count(self, proposal: Proposal) -> None:
-        """Count and report a step that is skipped or rejected."""
-        if not proposal.problem:
-            self._skipped_in_a_row = 0
-            self.rejected_steps += proposal.is_rejected
-            return
-        self.skipped_steps += 1
-        self._skipped_in_a_row += 1
-        what = f"step {self.sketches.step}: {proposal.problem}; nothing was updated"
-        if self._skipped_in_a_row > self.max_skipped_steps:
-            raise FloatingPointError(
-                f"{what}, in {self._skipped_in_a_row} steps in a row "
-                f"(max_skipped_steps={self.max_skipped_steps})"
-            )
-        warnings.warn(what, stacklevel=2)
 
     def _merge_(self, proposal: Proposal, decay: float) -> dict[str, Tensor]:
         """Update the sketched weights and their state; name to the direction that was merged."""
@@ -239,10 +226,14 @@ class RowAdam(torch.optim.Optimizer):
                 origin=(rows.start, 0),
                 shape=(param.shape[0], param.shape[1]),
             )
-            state["row_moment"].copy_(proposal.row_moments[layer.name])
-            state["step"] += 1
+            self._next_moments_(layer, proposal)
             directions[layer.name] = direction
         return directions
+
+    def _next_moments_(self, layer: SketchedLayer, proposal: Proposal) -> None:
+        state = self.state[layer.module.weight]
+        state["row_moment"].copy_(proposal.row_moments[layer.name])
+        state["step"] += 1
 
     def take_factors(self) -> Factors | None:
         """What the last step merged, once; None before the first step and when called again."""
@@ -267,7 +258,7 @@ class RowAdam(torch.optim.Optimizer):
             "state": saved_states(self.state, self._names),
             "param_groups": saved_groups(self.param_groups, self._names),
             "sketch": settings_of(self, self.sketches),
-            "counts": [self.skipped_steps, self.rejected_steps, self._skipped_in_a_row],
+            "counts": self.counts.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -282,7 +273,9 @@ class RowAdam(torch.optim.Optimizer):
         load_states_(self.state, self._names, state_dict["state"])
         labels = ("model.optimizer", "model.adamw")
         self.overruled |= load_groups_(self.param_groups, state_dict["param_groups"], labels)
-        self.skipped_steps, self.rejected_steps, self._skipped_in_a_row = state_dict["counts"]
+        # In 0.1.0 moments moved in committed steps alone, and nothing else counted these.
+        self.counts.updates = int(self.state[self.param_groups[0]["params"][0]]["step"])
+        self.counts.load_state_dict(state_dict["counts"])
         self.proposal = None
 
 

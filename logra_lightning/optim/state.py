@@ -38,6 +38,16 @@ def parameter_names(params: NamedParameters, sketches: SketchBank) -> dict[Tenso
     return names
 
 
+def names_in_order(names: Mapping[Tensor, str], sketches: SketchBank) -> list[str]:
+    """Names of all weights in the order of `names`; a sketched one is called after its layer.
+
+    For `model.named_parameters()` that is the order in which the model lists its modules, as a rule
+    that of the forward pass.
+    """
+    layers = {layer.module.weight: layer.name for layer in sketches}
+    return [layers.get(param, name) for param, name in names.items()]
+
+
 def partition(
     names: dict[Tensor, str], sketches: SketchBank
 ) -> tuple[list[Tensor], list[Parameter]]:

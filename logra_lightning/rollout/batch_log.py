@@ -28,6 +28,7 @@ class BatchLog:
         self.stats = BatchStats()
         self._seconds: dict[str, float] = {}
         self._checked_truncation = False
+        self._told_invalid = False
 
     def begin_batch(self) -> None:
         """Forget the batch before."""
@@ -46,7 +47,8 @@ class BatchLog:
     def values(self, rollouts: Rollouts, max_tokens: int) -> dict[str, float]:
         """Tag to value over all processes; every process must call it.
 
-        Warns where many completions of the first batch were cut off.
+        Warns where many completions of the first batch were cut off, and once where the engine gave
+        no finite logprob for a token.
 
         Args:
             rollouts: what this process sampled.
@@ -60,6 +62,14 @@ class BatchLog:
                 f"max_tokens={max_tokens}: raise it unless that is meant"
             )
         self._checked_truncation = True
+        invalid = values.get("mismatch/invalid_tokens", 0.0)
+        if invalid and not self._told_invalid:
+            self._told_invalid = True
+            rank_zero_warn(
+                f"the engine returned no finite logprob for {invalid:.0f} of "
+                f"{values['rollout/tokens']:.0f} tokens of a batch: they do not train "
+                f"(mismatch/invalid_tokens)"
+            )
         times = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
         times["time/step_s"] = sum(self._seconds.values())
         return values | times | self.stats.values()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from logra_lightning.distributed.processes import of_all_processes
+from logra_lightning.distributed.processes import of_all_processes, process_index
 from logra_lightning.types import Microbatch, Rollouts
 
 
@@ -22,7 +22,8 @@ def pack(
 ) -> Iterator[Microbatch]:
     """Cut rollouts into microbatches, each with as many of the rollouts as the budget allows.
 
-    The longest rollouts come first, each rollout comes once. With a budget of 12, rollouts of
+    The longest rollouts come first, each rollout comes once; one without any trained token is left
+    out. With a budget of 12, rollouts of
     [5, 5, 5] tokens become the microbatches [[5, 5], [5]]. Rollouts of [2, 6, 4] tokens become
     [[6, 4], [2]]: the one of 4 is padded to 6, so the first microbatch has 12 tokens and is full.
 
@@ -51,7 +52,9 @@ def pack(
             f"{len(rollouts)} rollouts, got shape {list(weights.shape)}"
         )
     sizes = rollouts.sizes
-    order = sorted(range(len(rollouts)), key=lambda i: -sizes[i])
+    order = [i for i, completion in enumerate(rollouts.completions) if completion.trained.any()]
+    order.sort(key=lambda i: -sizes[i])
+    engine_logprobs = [c.logprobs[c.trained] for c in rollouts.completions]
     while order:
         longest = sizes[order[0]]
         if longest > max_tokens:
@@ -66,7 +69,7 @@ def pack(
         yield Microbatch(
             input_ids=input_ids.to(device),
             completion_mask=mask.to(device),
-            rollout_logprobs=_tokens([c.logprobs for c in rollouts.completions], chosen, device),
+            rollout_logprobs=_tokens(engine_logprobs, chosen, device),
             advantages=rollouts.advantages[chosen].repeat_interleave(lengths).to(device),
             temperature=temperature,
             token_weights=weights[chosen].repeat_interleave(lengths).to(device),
@@ -115,21 +118,40 @@ def minibatches(rollouts: Rollouts, group_size: int, count: int, *, seed: int) -
     The 6 groups [0, 1, 2, 3, 4, 5] in 3 parts become, for instance, [[4, 2], [0, 1], [5, 3]]. Where
     there are fewer groups than parts, some parts are empty. A single part keeps the order.
 
+    The groups of all processes are shared out together, those of process 0 first, so the steps are
+    the same however many processes have sampled them. If two processes have groups [0, 1, 2] and
+    [3, 4, 5], process 0 gets [[2], [0, 1], []] in this example, and process 1 [[4], [], [5, 3]].
+    Every process must call it, with the same `count` and `seed`.
+
     Args:
-        rollouts: B = P * G rollouts, in which those of one prompt stand together.
+        rollouts: B = P * G rollouts of this process, in which those of one prompt stand together.
         group_size: G, the number of completions per prompt; a group is never cut.
         count: number of parts.
         seed: what the order depends on.
+
+    Returns:
+        `count` parts of the rollouts of this process.
     """
-    groups = len(rollouts) // group_size
     if count == 1:
         return [rollouts]
+    sizes = of_all_processes(len(rollouts) // group_size)
+    first = sum(sizes[: process_index()])
+    own = range(first, first + sizes[process_index()])
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    order = torch.randperm(groups, generator=generator).tolist()
+    order = torch.randperm(sum(sizes), generator=generator).tolist()
+    parts = [[group - first for group in order[i::count] if group in own] for i in range(count)]
     return [
-        rollouts.select([g * group_size + i for g in order[part::count] for i in range(group_size)])
-        for part in range(count)
+        rollouts.select([g * group_size + i for g in part for i in range(group_size)])
+        for part in parts
     ]
+
+
+def trained_ones(rollouts: Rollouts, *, mask_truncated: bool) -> Rollouts:
+    """The rollouts that have a token to train; with `mask_truncated` none that was cut off."""
+    kept = rollouts.trained_lengths > 0
+    if mask_truncated:
+        kept &= ~rollouts.truncated
+    return rollouts if kept.all() else rollouts.select(kept.nonzero()[:, 0].tolist())
 
 
 def _tokens(parts: Sequence[Tensor], chosen: Sequence[int], device: torch.device) -> Tensor:
@@ -146,12 +168,12 @@ def _tokens_if_any(
 def _padded(
     rollouts: Rollouts, chosen: list[int], length: int, pad_token_id: int
 ) -> tuple[Tensor, Tensor]:
-    """[b, L] token ids of the chosen rollouts, and [b, L] bool, True for completion tokens."""
+    """[b, L] token ids of the chosen rollouts, and [b, L] bool, True for trained ones."""
     input_ids = torch.full((len(chosen), length), pad_token_id, dtype=torch.int64)
     mask = torch.zeros(len(chosen), length, dtype=torch.bool)
     for row, i in enumerate(chosen):
-        prompt, completion = rollouts.prompt_ids[i], rollouts.completions[i].token_ids
-        end = len(prompt) + len(completion)
-        input_ids[row, :end] = torch.tensor(prompt + completion, dtype=torch.int64)
-        mask[row, len(prompt) : end] = True
+        prompt, completion = rollouts.prompt_ids[i], rollouts.completions[i]
+        end = len(prompt) + len(completion.token_ids)
+        input_ids[row, :end] = torch.tensor(prompt + completion.token_ids, dtype=torch.int64)
+        mask[row, len(prompt) : end] = completion.trained
     return input_ids, mask

@@ -10,7 +10,13 @@ import torch
 from logra_lightning.objective.advantage import is_constant
 from logra_lightning.types import Rollouts
 
-_COUNTS = ("rollout/samples", "rollout/tokens", "rollout/dropped_groups", "rollout/refills")
+_COUNTS = (
+    "rollout/samples",
+    "rollout/tokens",
+    "rollout/dropped_groups",
+    "rollout/refills",
+    "mismatch/invalid_tokens",
+)
 _COUNT_ENDS = ("/errors", "/timeouts", "/worker_errors")
 
 
@@ -26,7 +32,8 @@ def rollout_stats(rollouts: Rollouts, group_size: int) -> dict[str, float]:
         `rollout/length_min` and `rollout/length_max`, `rollout/reward_std` (standard deviation
         within a group, mean over groups), `rollout/zero_variance_frac` (share of groups in which
         all rewards are equal), `rollout/truncated_frac` (share of completions that were cut off),
-        `rollout/samples` (number of completions), `rollout/tokens` (number of their tokens), and
+        `rollout/samples` (number of completions), `rollout/tokens` (number of their tokens),
+        `mismatch/invalid_tokens` (number of those without a finite logprob of the engine), and
         `rewards/<name>` (mean of each reward, over the completions that it applies to).
     """
     lengths = rollouts.lengths.to(torch.float32)
@@ -41,6 +48,7 @@ def rollout_stats(rollouts: Rollouts, group_size: int) -> dict[str, float]:
         "rollout/truncated_frac": rollouts.truncated.to(torch.float32).mean(),
         "rollout/samples": torch.tensor(float(len(rollouts))),
         "rollout/tokens": lengths.sum(),
+        "mismatch/invalid_tokens": lengths.sum() - rollouts.trained_lengths.sum(),
     }
     for name, values in rollouts.rewards_by_name.items():
         if not values.isnan().all():

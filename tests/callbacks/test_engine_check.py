@@ -67,6 +67,19 @@ def test_bf16_has_a_wider_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert all("bound 1e-01" in message for message in told(caplog))
 
 
+def test_an_engine_that_returns_no_logprobs_is_told_that_it_must(tmp_path: Path) -> None:
+    class Silent(CopyEngine):
+        def generate(self, *args: Any, **kwargs: Any) -> Any:
+            groups = super().generate(*args, **kwargs)
+            for group in groups:
+                for completion in group:
+                    completion.logprobs.fill_(torch.nan)
+            return groups
+
+    with pytest.raises(RuntimeError, match=r"Silent returned no finite logprob for any of \d+ tok"):
+        run(tmp_path, Silent(), EngineCheck())
+
+
 class OtherWeights(CopyEngine):
     """A weight never arrives, as with a name that is skipped."""
 

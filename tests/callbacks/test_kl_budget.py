@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +24,9 @@ from logra_lightning.callbacks import KLBudget, WeightSync
 from logra_lightning.kl import KLProbe
 from logra_lightning.kl.budget import Schedule
 from logra_lightning.kl.measured_kl import StepKL
+from logra_lightning.optim import step_counts
 from tests.copy_engine import CopyEngine
-from tests.runs import data, policy, trainer, weights
+from tests.runs import data, digits, policy, trainer, weights
 
 pytestmark = pytest.mark.usefixtures("private_datasets_cache")
 
@@ -194,6 +196,20 @@ def test_an_update_that_stays_too_large_is_rejected(tmp_path: Path) -> None:
     assert budget.state_dict() == {"mismatch": None}
 
 
+def test_updates_that_are_all_rejected_are_told_and_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the limit lowered from 20 to 3."""
+    monkeypatch.setattr(step_counts, "MAX_REJECTED_STEPS", 3)
+    budget = KLBudget(1e-4, 1e-4, probe_rollouts=2, max_scale=100, max_backtracks=0)
+    options = r"times the budget of 1.0e-04: raise kl_budget.tolerance or kl_budget.max_backtracks"
+    with (
+        pytest.warns(UserWarning, match=f"step 2: 3 updates in a row were rejected; .*{options}"),
+        pytest.raises(RuntimeError, match=f"step 3: 4 updates in a row were .*{options}"),
+    ):
+        run(tmp_path, budget, cliff(math.inf), steps=5)
+
+
 def test_weights_change_once_and_the_engine_sees_no_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +352,34 @@ def test_a_resumed_run_goes_on_in_the_middle_of_the_schedule(tmp_path: Path) -> 
     _, second = train(6, "half", tmp_path / "half" / "last.ckpt")
     for name in ("kl/budget", "kl/predicted", "kl/measured", "optim/step_scale"):
         assert first[name] + second[name] == straight[name], name
+
+
+def test_steps_that_change_nothing_do_not_use_up_the_schedule_also_through_a_resume(
+    tmp_path: Path,
+) -> None:
+    """Two steps per batch: the third batch has no signal, and one step of the first is skipped."""
+
+    def train(steps: int, name: str, ckpt_path: Path | None = None) -> list[Any]:
+        def no_signal_in_the_third(completion: str) -> float:
+            return 1.0 if module.global_step in (4, 5) else digits(completion)
+
+        module = policy(
+            rewards=[Reward(no_signal_in_the_third)], group_size=8, minibatches=2, inner_epochs=1
+        )
+        budget = EveryStep(1e-3, 1e-4, steps=6, schedule="linear")
+        saving = ModelCheckpoint(tmp_path / name, save_last=True, every_n_train_steps=2)
+        options = {"callbacks": [PoisonStep(1), saving], "enable_checkpointing": True}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "step 1: the gradient is not finite")
+            run(tmp_path, budget, module, steps, ckpt_path=ckpt_path, **options)
+        return budget.seen
+
+    schedule = Schedule(1e-3, 1e-4, 6, "linear")
+    expected = [schedule(updates) for updates in (0, 1, 1, 2, 3, 3, 3, 4)]
+    assert [seen[0] for seen in train(8, "straight")] == expected
+    first = train(4, "half")
+    second = train(8, "half", tmp_path / "half" / "last.ckpt")
+    assert [seen[0] for seen in first + second] == expected
 
 
 def test_the_chart_shows_budget_predicted_and_measured_together(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from logra_lightning.engines import PolicyWeight, VLLMEngine
+from logra_lightning.engines.vllm_engine import _completion
 from logra_lightning.types import SamplingParams
 from tests.tiny_vllm import (
     LONG_PROMPT,
@@ -39,6 +41,17 @@ def test_logprobs_are_those_of_the_trainer(engine: VLLMEngine, temperature: floa
     policy = make_policy()
     engine.load(Trainer(policy).weights(), version=0)
     assert errors(engine, policy, temperature).max() < 1e-4
+
+
+def test_a_token_for_which_vllm_has_no_logprob_has_none() -> None:
+    from vllm.logprobs import FlatLogprobs
+
+    found = FlatLogprobs([0, 1, 1], [1, 1, 2], [7, 9], [-0.5, -1.5], [1, 1], [None, None])
+    output = SimpleNamespace(finish_reason="stop", token_ids=[7, 8, 9], logprobs=found)
+    assert _completion(output).trained.tolist() == [True, False, True]
+    assert _completion(output).logprobs[[0, 2]].tolist() == [-0.5, -1.5]
+    output.logprobs = None
+    assert _completion(output).trained.tolist() == [False] * 3
 
 
 def test_a_completion_ends_with_a_stop_token_or_is_truncated(engine: VLLMEngine) -> None:

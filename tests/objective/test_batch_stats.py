@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from logra_lightning.objective import BatchStats
+from logra_lightning.objective import BatchStats, batch_stats
 from tests.objective.batches import microbatch, tensor
 
 VALUES = [3.0, 1.0, -4.0, 1.0, 5.0, 9.0]
@@ -36,6 +36,25 @@ def test_steps_of_one_batch_are_averaged_and_extremes_kept() -> None:
         stats.add_extreme("x_max", tensor([value]))
     assert stats.values()["mean"] == 4.0
     assert stats.values()["x_max"] == 6.0
+
+
+def test_steps_that_one_process_alone_has_rollouts_in_count_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two processes, the first step in one of them and the second in the other: a mean of .01."""
+    of_processes = []
+    for own in (0, 1):
+        stats = BatchStats()
+        for step in (0, 1):
+            stats.begin_step()
+            if step == own:
+                stats.add_mean("mismatch/kl", tensor([0.01, 0.01]), microbatch([1.0, 1.0]))
+        monkeypatch.setattr(
+            batch_stats, "of_all_processes", lambda value: of_processes.append(value) or [value]
+        )
+        stats.values()
+    monkeypatch.setattr(batch_stats, "of_all_processes", lambda _: of_processes)
+    assert BatchStats().values() == {"mismatch/kl": pytest.approx(0.01)}
 
 
 def test_nothing_was_added_and_nothing_is_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from logra_lightning.objective import (
     TokenMask,
 )
 from logra_lightning.objective import TokenTruncation as Truncation
+from logra_lightning.types import Microbatch
 from tests.objective.batches import microbatch, tensor
 
 NEW = [-1.0, -0.5, -2.0, -0.1]
@@ -113,6 +115,31 @@ def test_a_correction_scales_what_flows_back_through_each_token(
     torch.testing.assert_close(gradient, plain * weights)
     assert value.item() == pytest.approx(plain_value.item())
     assert stats.values()["mismatch/masked_frac"] == (weights == 0).double().mean().item()
+
+
+@pytest.mark.parametrize("loss", [PPOClip(), CISPO(), GSPO(), Reinforce()])
+def test_tiny_weights_of_a_correction_scale_the_gradient_exactly(loss: Loss) -> None:
+    """In fp32, as in training."""
+    tiny = torch.tensor([1e-7, 1e-8, 1e-20, 1e-30], dtype=torch.float32)
+
+    class Tiny(NoCorrection):
+        def __call__(self, log_ratio: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
+            return tiny
+
+    def gradient(correction: Correction) -> torch.Tensor:
+        x = torch.tensor(NEW, dtype=torch.float32, requires_grad=True)
+        batch = replace(
+            microbatch(ADVANTAGES, rollout_logprobs=torch.tensor(ROLLOUT, dtype=torch.float32)),
+            advantages=torch.tensor(ADVANTAGES, dtype=torch.float32),
+            token_weights=torch.tensor(WEIGHTS, dtype=torch.float32),
+        )
+        stats = BatchStats()
+        stats.begin_step()
+        value = Objective(loss, correction)(x, x.detach(), batch, stats)
+        return torch.autograd.grad(value, x)[0]
+
+    expected = tiny.double() * gradient(NoCorrection()).double()
+    torch.testing.assert_close(gradient(Tiny()).double(), expected, rtol=1e-5, atol=0)
 
 
 def test_a_masked_token_trains_neither_kl_nor_entropy() -> None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 
+import pytest
 import torch
 from torch import nn
 
-from logra_lightning.optim.adamw import AdamWOptions, adamw_state, adamw_step_
+from logra_lightning.optim.adamw import (
+    AdamWOptions,
+    DenseAdamW,
+    adamw_state,
+    adamw_step_,
+    dense_metrics,
+)
 
 OPTIONS = AdamWOptions(lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
 
@@ -46,3 +54,71 @@ def test_small_updates_of_bf16_weights_add_up() -> None:
         adamw_step_(small, states, clip=1.0)
     assert abs(states[param]["master"][0].item() - 0.99) < 1e-4
     assert torch.equal(param.detach(), states[param]["master"].to(torch.bfloat16))
+
+
+# The dense baseline.
+
+
+def dense(max_grad_norm: float | None = None) -> tuple[DenseAdamW, nn.Parameter, nn.Parameter]:
+    first, last = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    return DenseAdamW([("first", first), ("last", last)], OPTIONS, max_grad_norm), first, last
+
+
+def test_the_dense_baseline_is_torchs_adamw_on_clipped_gradients() -> None:
+    optimizer, first, last = dense(max_grad_norm=1.0)
+    copies = copy.deepcopy([first, last])
+    reference = torch.optim.AdamW(copies, **OPTIONS.__dict__)
+    for step in range(3):
+        for param, own in zip((first, last), copies, strict=True):
+            param.grad = torch.full_like(param, step + 1.0)
+            own.grad = param.grad.clone()
+        norm = nn.utils.clip_grad_norm_(copies, 1.0)
+        optimizer.step()
+        reference.step()
+        assert dense_metrics(optimizer) == {
+            "optim/grad_norm": norm.item(),
+            "optim/skipped_steps": 0.0,
+        }
+    assert torch.equal(first, copies[0])
+    assert torch.equal(last, copies[1])
+    assert dense_metrics(reference) == {}
+
+
+def test_a_dense_gradient_that_is_not_finite_is_skipped_and_counted_through_a_resume() -> None:
+    optimizer, first, last = dense(max_grad_norm=1.0)
+    optimizer.counts.first_not_finite = lambda: "norm"
+
+    def step(made: DenseAdamW, value: float) -> None:
+        for group in made.param_groups:
+            for param, grad in zip(group["params"], (math.nan, value), strict=True):
+                param.grad = torch.full_like(param, grad)
+        made.step()
+
+    for number, bad in enumerate((1.0, math.inf)):
+        name = "first" if number == 0 else "last"
+        with pytest.warns(
+            UserWarning,
+            match=rf"step {number}: .* not finite in {number + 1} of 2 weights, .* first in "
+            rf"'{name}', because the output of 'norm' is not finite; nothing was updated",
+        ):
+            step(optimizer, bad)
+    assert first.tolist() == [1, 1, 1]
+    assert last.tolist() == [1, 1]
+    assert not optimizer.state
+    resumed, *_ = dense(max_grad_norm=1.0)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with pytest.warns(UserWarning, match="step 2: "):
+        step(resumed, 1.0)
+    with pytest.raises(FloatingPointError, match=r"step 3: .* in 4 steps in a row \(max_skipped"):
+        step(resumed, 1.0)
+
+
+def test_dense_gradients_of_zero_move_nothing() -> None:
+    optimizer, first, last = dense()
+    first.grad, last.grad = torch.ones(3), torch.ones(2)
+    optimizer.step()
+    before = first.detach().clone()
+    first.grad, last.grad = torch.zeros(3), torch.zeros(2)
+    optimizer.step()
+    assert torch.equal(first, before)
+    assert optimizer.counts.updates == 1

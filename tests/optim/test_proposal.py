@@ -39,9 +39,9 @@ def test_a_pending_step_can_be_taken_back(pair: Pair, how: str) -> None:
     factors = optimizer.take_factors()
     assert factors is not None
     assert not factors.directions
-    assert (optimizer.skipped_steps, optimizer.rejected_steps) == (
-        (1, 0) if how == "skip" else (0, 1)
-    )
+    counts = optimizer.counts
+    assert (counts.skipped_steps, counts.rejected_steps) == ((1, 0) if how == "skip" else (0, 1))
+    assert counts.updates == 0
     optimizer.step()  # the next one is made
     assert optimizer.last_step_scale == 1.0
     assert not torch.equal(pair.o_proj.bias, weights["o_proj.bias"])
@@ -63,3 +63,17 @@ def test_what_rounding_leaves_of_a_gradient_is_zero() -> None:
     assert not Proposal({}, {}, 0.0, grad_norm=1e-4, usual_norm=1.0).is_zero
     assert not Proposal({}, {}, 0.0, grad_norm=1e-9).is_zero  # the first step knows no usual one
     assert Proposal({}, {}, 0.0, grad_norm=0.0).is_zero
+
+
+def test_a_gradient_of_rounding_alone_decays_moments_unless_it_is_exactly_zero() -> None:
+    def proposal(grad_norm: float) -> Proposal:
+        return Proposal({}, {}, 0.0, grad_norm=grad_norm, usual_norm=1.0)
+
+    assert proposal(1e-6).decays_moments
+    assert not proposal(0.0).decays_moments
+    assert not proposal(1e-4).decays_moments
+    rejected, skipped = proposal(1e-6), proposal(1e-6)
+    rejected.reject()
+    skipped.skip("not finite")
+    assert not rejected.decays_moments
+    assert not skipped.decays_moments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -168,13 +169,13 @@ def test_a_sketch_that_is_not_finite_is_named_and_changes_nothing(pair: Pair, va
         copy.deepcopy(optimizer.state_dict()["state"]),
     )
     with pytest.warns(
-        UserWarning, match=r"not finite in 1 of 2 weights, first in 'o_proj'; nothing"
+        UserWarning, match=r"not finite in 1 of 2 weights, in .* first in 'o_proj'; nothing"
     ):
         optimizer.step()
     factors = optimizer.take_factors()
     assert factors is not None
     assert factors.nbytes == 0
-    assert (optimizer.skipped_steps, optimizer.last_step_scale) == (1, 0.0)
+    assert (optimizer.counts.skipped_steps, optimizer.last_step_scale) == (1, 0.0)
     torch.testing.assert_close(pair.state_dict(), weights, rtol=0, atol=0)
     torch.testing.assert_close(optimizer.state_dict()["state"], state, rtol=0, atol=0)
 
@@ -198,8 +199,107 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(pair: Pair) -> None:
             step(math.nan)
     with pytest.raises(FloatingPointError, match=r"'o_proj'.* in 3 steps in a row \(max_skipped"):
         step(math.nan)
-    assert optimizer.skipped_steps == 7
+    assert optimizer.counts.skipped_steps == 7
     assert optimizer.proposal is None
+
+
+def norms_trained(pair: Pair, norms: list[float], **options: object) -> list[bool]:
+    """Whether each step changed a weight, with gradients of these norms."""
+    sketches, _ = setup(pair)
+    optimizer = RelativeRowAdam(pair.parameters(), sketches, **options)  # type: ignore[arg-type]
+    changed = []
+    for step, norm in enumerate(norms):
+        sketches.begin_step(step)
+        random_sketches(sketches, step)
+        sketches.flat.mul_(norm / optimizer.propose().grad_norm)
+        optimizer.proposal = None
+        before = pair.q_proj.weight.clone()
+        optimizer.step()
+        factors = optimizer.take_factors()
+        assert factors is not None
+        assert factors.version == step
+        changed.append(not torch.equal(before, pair.q_proj.weight))
+        assert changed[-1] == bool(factors.directions) == (optimizer.last_step_scale > 0)
+    assert optimizer.counts.updates == sum(changed)
+    return changed
+
+
+@pytest.mark.parametrize(("usual", "clip"), [(1.0, None), (1e-6, 1.0)])
+def test_after_one_gradient_of_a_million_times_the_usual_norm_the_run_recovers(
+    pair: Pair, usual: float, clip: float | None
+) -> None:
+    norms = [usual] * 20 + [1e6 * usual] + [usual] * 60
+    # By arithmetic: with the mean of the squares so far, corrected for its start, a step is none
+    # while its norm is at most 1e-5 of the root.
+    square, roots = 0.0, [0.0]
+    for step, norm in enumerate(norms, start=1):
+        square = 0.95 * square + 0.05 * norm**2
+        roots.append(math.sqrt(square / (1 - 0.95**step)))
+    expected = [norm > 1e-5 * root for norm, root in zip(norms, roots, strict=False)]
+    lost = 81 - sum(expected)
+    assert expected == [True] * 21 + [False] * lost + [True] * (60 - lost)
+    assert roots[21] == pytest.approx(1e6 * usual * math.sqrt(0.05 / (1 - 0.95**21)))
+    at_most, threshold = 0, 1e-5 * roots[25]  # what is told at the fifth of them
+    while threshold >= usual:
+        at_most, threshold = at_most + 1, threshold * math.sqrt(0.95)
+    assert 5 < lost <= 4 + at_most
+    with pytest.warns(
+        UserWarning, match=rf"in 5 steps in a row, .* at most {at_most} more"
+    ) as told:
+        assert norms_trained(pair, norms, max_grad_norm=clip) == expected
+    assert len(told) == 1
+
+
+def test_a_gradient_of_exactly_zero_leaves_the_moments_as_they_are(pair: Pair) -> None:
+    sketches, _ = setup(pair)
+    optimizer = RelativeRowAdam(pair.parameters(), sketches)
+    random_sketches(sketches, 0)
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict()["state"])
+    for _ in range(10):
+        sketches.flat.zero_()
+        optimizer.step()
+    torch.testing.assert_close(optimizer.state_dict()["state"], state, rtol=0, atol=0)
+
+
+def test_a_run_resumed_among_tiny_gradients_goes_on_exactly(pair: Pair) -> None:
+    sketches, _ = setup(pair)
+
+    def step(optimizer: RelativeRowAdam, number: int) -> None:
+        random_sketches(sketches, number)
+        sketches.flat.mul_(1.0 if number == 0 else 1e-7)
+        optimizer.step()
+
+    straight = RelativeRowAdam(pair.parameters(), sketches)
+    for number in range(3):
+        step(straight, number)
+    resumed = RelativeRowAdam(pair.parameters(), sketches)
+    resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
+    assert resumed.counts.state_dict() == straight.counts.state_dict()
+    assert (resumed.counts.updates, resumed.counts.tiny_in_a_row) == (1, 2)
+    for number in (3, 4):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            step(straight, number)
+            step(resumed, number)
+    assert straight.state_dict()["counts"] == resumed.state_dict()["counts"]
+    torch.testing.assert_close(
+        resumed.state_dict()["state"], straight.state_dict()["state"], rtol=0, atol=0
+    )
+
+
+def test_a_checkpoint_of_the_first_release_tells_the_number_of_updates(pair: Pair) -> None:
+    sketches, _ = setup(pair)
+    optimizer = RelativeRowAdam(pair.parameters(), sketches)
+    for number in range(2):
+        random_sketches(sketches, number)
+        optimizer.step()
+    old = copy.deepcopy(optimizer.state_dict()) | {"counts": [4, 5, 1]}
+    resumed = RelativeRowAdam(pair.parameters(), sketches)
+    resumed.load_state_dict(old)
+    counts = resumed.counts
+    assert (counts.updates, counts.skipped_steps, counts.rejected_steps) == (2, 4, 5)
+    assert counts.skipped_in_a_row == 1
 
 
 def test_tiny_and_huge_sketches_stay_finite(pair: Pair) -> None:
@@ -239,7 +339,7 @@ def test_dense_weights_of_the_same_shape_all_count(pair: Pair) -> None:
     assert optimizer.propose().grad_norm == pytest.approx(5.0)
     optimizer.proposal = None
     twins[0].grad[1] = math.nan
-    assert "1 of 4 weights, first in 'one'" in optimizer.propose().problem
+    assert "1 of 4 weights, in the backward pass first in 'one'" in optimizer.propose().problem
 
 
 def test_dense_weights_are_trained_by_adamw_in_the_same_step(pair: Pair) -> None:

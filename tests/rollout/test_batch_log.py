@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,3 +59,19 @@ def test_many_truncated_completions_are_told_of_the_first_batch_alone() -> None:
         messages = [str(warning.message) for warning in caught]
         assert len(messages) == told
         assert all("50% of the first batch" in m and "max_tokens=6" in m for m in messages)
+
+
+def test_tokens_without_a_logprob_are_told_once() -> None:
+    log = BatchLog()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for invalid in (0.0, 3.0, 2.0):
+            log.begin_batch()
+            one_step(log)
+            counts = {"mismatch/invalid_tokens": invalid, "rollout/tokens": 9.0}
+            batch = rollouts(0.0)
+            values = log.values(replace(batch, metrics={**batch.metrics, **counts}), 6)
+            assert values["mismatch/invalid_tokens"] == invalid
+    assert [str(warning.message)[:58] for warning in caught] == [
+        "the engine returned no finite logprob for 3 of 9 tokens of"
+    ]

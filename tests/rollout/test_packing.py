@@ -8,7 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from logra_lightning.rollout import minibatches, pack, packing, same_number_per_process
+from logra_lightning.rollout import (
+    minibatches,
+    pack,
+    packing,
+    same_number_per_process,
+    trained_ones,
+)
 from logra_lightning.types import Completion, Microbatch, Rollouts
 
 CPU = torch.device("cpu")
@@ -80,6 +86,29 @@ def test_values_of_tokens_follow_their_rollouts() -> None:
     assert means.tolist() == [3, 3, 3, 1.5, 1.5, 7]
 
 
+def test_tokens_without_a_finite_logprob_are_read_but_not_trained() -> None:
+    batch = rollouts([[1]] * 3, [[5, 6], [7, 8, 9], [3, 4]])
+    batch.completions[1].logprobs[1] = torch.nan
+    batch.completions[2].logprobs[:] = torch.inf
+    (microbatch,) = packed(batch, 100)
+    assert microbatch.input_ids.tolist() == [[1, 7, 8, 9], [1, 5, 6, EOS]]
+    assert microbatch.completion_ids.tolist() == [7, 9, 5, 6]
+    assert microbatch.rollout_logprobs.tolist() == [100, 102, 0, 1]
+    assert microbatch.advantages.tolist() == [1.5, 1.5, 0.5, 0.5]
+    assert microbatch.token_weights.tolist() == [0.25] * 4
+    assert microbatch.num_completion_tokens == 4
+    assert list(microbatch.rollouts) == [1, 0]
+
+
+def test_rollouts_with_nothing_to_train_are_left_out() -> None:
+    batch = rollouts([[1]] * 3, [[5], [6], [7]])
+    assert trained_ones(batch, mask_truncated=True) is batch
+    batch.completions[0].logprobs[:] = torch.nan
+    batch = replace(batch, completions=[*batch.completions[:2], Completion([7], [-1.0], True)])  # type: ignore[arg-type]
+    assert trained_ones(batch, mask_truncated=False).advantages.tolist() == [1.5, 2.5]
+    assert trained_ones(batch, mask_truncated=True).advantages.tolist() == [1.5]
+
+
 def test_nothing_to_train_makes_no_microbatch() -> None:
     assert packed(rollouts([[1]], [[5]]).select([]), 100) == []
 
@@ -122,6 +151,22 @@ def test_minibatches_are_whole_groups_and_every_rollout_comes_once() -> None:
         [c.token_ids for c in a.completions] != [c.token_ids for c in b.completions]
         for a, b in zip(parts, minibatches(batch, 2, 3, seed=2), strict=True)
     )
+
+
+def test_the_minibatches_of_two_processes_are_those_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """5 groups in the first process and 2 in the other, after some were dropped."""
+    batch = rollouts([[i] for i in range(14)], [[i + 1] for i in range(14)])
+    alone = [part.prompt_ids for part in minibatches(batch, 2, 3, seed=5)]
+    together: list[list[list[int]]] = [[], [], []]
+    for process, own in enumerate((range(10), range(10, 14))):
+        monkeypatch.setattr(packing, "of_all_processes", lambda _: [5, 2])
+        monkeypatch.setattr(packing, "process_index", lambda process=process: process)
+        for part, found in zip(together, minibatches(batch.select(own), 2, 3, seed=5), strict=True):
+            part += found.prompt_ids
+    assert [sorted(part) for part in together] == [sorted(part) for part in alone]
+    assert [len(part) for part in together] == [6, 4, 4]
 
 
 def test_fewer_groups_than_minibatches_leave_some_empty() -> None:

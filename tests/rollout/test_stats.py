@@ -13,6 +13,7 @@ from logra_lightning.types import Completion, Rollouts
 
 def test_stats_of_two_groups() -> None:
     completions = [Completion([1] * n, torch.zeros(n), truncated=n == 4) for n in (1, 2, 3, 4)]
+    completions[3].logprobs[1:3] = math.nan
     rollouts = Rollouts(
         prompt_ids=[[1]] * 4,
         completions=completions,
@@ -34,6 +35,7 @@ def test_stats_of_two_groups() -> None:
             "rollout/length_max": 4.0,
             "rollout/samples": 4.0,
             "rollout/tokens": 10.0,
+            "mismatch/invalid_tokens": 2.0,
             "rewards/a": 3.0,
         }
     )

@@ -44,10 +44,9 @@ def test_weights_and_metrics_are_those_of_one_process(
     assert rows + other_rows == all_rows
     for key, value in first.items():
         assert torch.equal(value, second[key]), key  # the processes agree bit for bit
-    if name != "minibatches":  # whose shares are drawn in each process
-        torch.testing.assert_close(first, alone, rtol=1e-4, atol=1e-5)
-        for key in expected.keys() - {"optim/step_scale"}:
-            assert logged[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), key
+    torch.testing.assert_close(first, alone, rtol=1e-4, atol=1e-5)
+    for key in expected.keys() - {"optim/step_scale"}:
+        assert logged[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), key
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
