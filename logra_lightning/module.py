@@ -36,7 +36,7 @@ from logra_lightning.rollout import DynamicSampling, EvaluationOptions
 from logra_lightning.seeding import derive_seed
 from logra_lightning.sketch import DEFAULT_TARGETS
 from logra_lightning.strategy import check_trainer_options
-from logra_lightning.tokenizer import load_tokenizer, pad_token_id
+from logra_lightning.tokenizer import load_tokenizer
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 
 
@@ -196,7 +196,6 @@ class PolicyModule(LightningModule):
         microbatches = rollout.pack(
             rollouts,
             self.memory.max_tokens_per_microbatch,
-            pad_token_id=pad_token_id(self.tokenizer),
             temperature=self.sampling.temperature,
             device=self.device,
             token_weights=self.normalizer(rollouts.lengths, *rollouts.step_counts),
@@ -241,7 +240,6 @@ class PolicyModule(LightningModule):
             self.policy,
             self._minibatch.spread(num_rollouts).cut(max_tokens),
             temperature=self.sampling.temperature,
-            pad_token_id=pad_token_id(self.tokenizer),
             device=self.device,
             mismatch=self._numbers.stats.values()["mismatch/kl"],
             together=self._shards_weights,

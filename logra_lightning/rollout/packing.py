@@ -15,7 +15,6 @@ def pack(
     rollouts: Rollouts,
     max_tokens: int,
     *,
-    pad_token_id: int,
     temperature: float,
     device: torch.device,
     token_weights: Tensor | None = None,
@@ -29,7 +28,6 @@ def pack(
     Args:
         rollouts: B rollouts.
         max_tokens: budget of a microbatch in tokens, padding included: rows times the longest row.
-        pad_token_id: token that fills rows on the right; may be one that also occurs in texts.
         temperature: temperature that the rollouts were sampled with.
         device: device that the microbatches are put on.
         token_weights: [B] fp64, how much each token of a rollout counts in the loss; when left out,
@@ -61,7 +59,7 @@ def pack(
             )
         count = max_tokens // longest
         chosen, order = order[:count], order[count:]
-        input_ids, mask = _padded(rollouts, chosen, longest, pad_token_id)
+        input_ids, mask = _padded(rollouts, chosen, longest)
         lengths = mask.sum(dim=1)  # values of tokens stand one after the other, row by row
         yield Microbatch(
             input_ids=input_ids.to(device),
@@ -143,12 +141,11 @@ def _tokens_if_any(
     return None if parts is None else _tokens(parts, chosen, device)
 
 
-def _padded(
-    rollouts: Rollouts, chosen: list[int], length: int, pad_token_id: int
-) -> tuple[Tensor, Tensor]:
+def _padded(rollouts: Rollouts, chosen: list[int], length: int) -> tuple[Tensor, Tensor]:
     """[b, L] token ids of the chosen rollouts, and [b, L] bool, True for completion tokens."""
-    input_ids = torch.full((len(chosen), length), pad_token_id, dtype=torch.int64)
-    mask = torch.zeros(len(chosen), length, dtype=torch.bool)
+    # Filled with token 0, which every embedding has; a tokenizer's padding token may lie beyond it.
+    input_ids = torch.zeros(len(chosen), length, dtype=torch.int64)
+    mask = torch.zeros_like(input_ids, dtype=torch.bool)
     for row, i in enumerate(chosen):
         prompt, completion = rollouts.prompt_ids[i], rollouts.completions[i].token_ids
         end = len(prompt) + len(completion)
