@@ -182,8 +182,7 @@ class PolicyModule(LightningModule):
             for part in rollout.minibatches(
                 rollouts, self.group_size, self.num_minibatches, seed=seed
             ):
-                if self.mask_truncated:
-                    part = part.select((~part.truncated).nonzero()[:, 0].tolist())
+                part = rollout.trained(part, mask_truncated=self.mask_truncated)
                 tokens, size = counts_over_processes(part.num_completion_tokens, len(part))
                 yield replace(part, step_tokens=tokens, step_rollouts=size)
 
@@ -248,7 +247,8 @@ class PolicyModule(LightningModule):
     def _log_batch(self, rollouts: Rollouts) -> None:
         values = self._numbers.values(rollouts, self.sampling.max_tokens)
         for name in ("rollout/reward", "rollout/length"):
-            self.log(name, values.pop(name), prog_bar=True, batch_size=len(rollouts))
+            if name in values:  # there is no mean reward where none applies
+                self.log(name, values.pop(name), prog_bar=True, batch_size=len(rollouts))
         # Lightning would count batches from 0, and differently after a resume.
         values["step"] = float(self.global_step)
         self.log_dict(values, batch_size=len(rollouts))

@@ -112,7 +112,7 @@ class Rollouts:
     Args:
         prompt_ids: B lists of token ids.
         completions: B completions.
-        rewards: [B] fp32, the weighted sum of all rewards.
+        rewards: [B] fp32, the weighted sum of all rewards; NaN where none applies.
         rewards_by_name: name of each reward to [B] fp32, before its weight; NaN where the reward
             does not apply.
         advantages: [B] fp32.

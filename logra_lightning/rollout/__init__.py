@@ -3,7 +3,7 @@
 from logra_lightning.rollout.batch_log import BatchLog
 from logra_lightning.rollout.collect import DynamicSampling, Sampler, collect
 from logra_lightning.rollout.evaluation import EvalMetrics, EvaluationOptions, evaluate
-from logra_lightning.rollout.packing import minibatches, pack, same_number_per_process
+from logra_lightning.rollout.packing import minibatches, pack, same_number_per_process, trained
 from logra_lightning.rollout.probe import rollout_probe
 from logra_lightning.rollout.stats import rollout_stats
 
@@ -20,4 +20,5 @@ __all__ = [
     "rollout_probe",
     "rollout_stats",
     "same_number_per_process",
+    "trained",
 ]

@@ -1,4 +1,7 @@
-"""Cuts the rollouts of a batch: `minibatches` into optimizer steps, `pack` into microbatches."""
+"""Cuts the rollouts of a batch: `minibatches` into optimizer steps, `pack` into microbatches.
+
+Between the two, `trained` leaves out what is not trained on.
+"""
 
 from __future__ import annotations
 
@@ -128,6 +131,17 @@ def minibatches(rollouts: Rollouts, group_size: int, count: int, *, seed: int) -
         rollouts.select([g * group_size + i for g in order[part::count] for i in range(group_size)])
         for part in range(count)
     ]
+
+
+def trained(rollouts: Rollouts, *, mask_truncated: bool) -> Rollouts:
+    """Leave out the rollouts that are not trained on.
+
+    That is those to which no reward applies and, where `mask_truncated`, those that were cut off.
+    """
+    keep = ~rollouts.rewards.isnan()
+    if mask_truncated:
+        keep &= ~rollouts.truncated
+    return rollouts if keep.all() else rollouts.select(keep.nonzero()[:, 0].tolist())
 
 
 def _tokens(parts: Sequence[Tensor], chosen: Sequence[int], device: torch.device) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,14 @@ def rollouts(truncated: float) -> Rollouts:
     completions = [Completion([1], torch.zeros(1), truncated=False)]
     metrics = {"rollout/truncated_frac": truncated, "rollout/samples": 1.0}
     return Rollouts([[1]], completions, torch.zeros(1), {}, torch.zeros(1), metrics=metrics)
+
+
+def unscored(share: float) -> Rollouts:
+    none = rollouts(0.0)
+    rewards = {"correct": torch.zeros(1)}
+    return replace(
+        none, rewards_by_name=rewards, metrics=none.metrics | {"rollout/unscored_frac": share}
+    )
 
 
 def one_step(log: BatchLog) -> None:
@@ -58,3 +67,15 @@ def test_many_truncated_completions_are_told_of_the_first_batch_alone() -> None:
         messages = [str(warning.message) for warning in caught]
         assert len(messages) == told
         assert all("50% of the first batch" in m and "max_tokens=6" in m for m in messages)
+
+
+def test_the_first_batch_without_any_reward_is_told() -> None:
+    log = BatchLog()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for share in (0.9, 1.0, 1.0):
+            log.begin_batch()
+            one_step(log)
+            log.values(unscored(share), 6)
+    (message,) = [str(warning.message) for warning in caught]
+    assert "nothing is trained on a batch: correct returned None for all" in message

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from logra_lightning.rollout import minibatches, pack, packing, same_number_per_process
+from logra_lightning.rollout import minibatches, pack, packing, same_number_per_process, trained
 from logra_lightning.types import Completion, Microbatch, Rollouts
 
 CPU = torch.device("cpu")
@@ -125,6 +125,17 @@ def test_minibatches_are_whole_groups_and_every_rollout_comes_once() -> None:
         [c.token_ids for c in a.completions] != [c.token_ids for c in b.completions]
         for a, b in zip(parts, minibatches(batch, 2, 3, seed=2), strict=True)
     )
+
+
+def test_what_no_reward_applies_to_is_not_trained_nor_what_is_cut_off_where_that_is_masked() -> (
+    None
+):
+    batch = rollouts([[i] for i in range(4)], [[5]] * 4)
+    cut = [Completion([5], torch.zeros(1), truncated=i == 3) for i in range(4)]
+    rewards = torch.tensor([0.0, float("nan"), 1.0, 2.0])
+    batch = replace(batch, completions=cut, rewards=rewards)
+    assert list(trained(batch, mask_truncated=False).prompt_ids) == [[0], [2], [3]]
+    assert list(trained(batch, mask_truncated=True).prompt_ids) == [[0], [2]]
 
 
 def test_fewer_groups_than_minibatches_leave_some_empty() -> None:
