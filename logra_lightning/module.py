@@ -283,7 +283,7 @@ class PolicyModule(LightningModule):
 
     def predict_step(self, prompts: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """`evaluation.completions` completions per prompt with their rewards, as plain values."""
-        assert self.evaluation.sampling is not None
+        assert isinstance(self.evaluation.sampling, SamplingParams)
         sampler = self._sampler(self.evaluation.sampling, self.evaluation.completions)
         return rollout.evaluate(prompts, sampler=sampler, seed=self._seed("eval", batch_idx))
 

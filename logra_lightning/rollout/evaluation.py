@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -17,7 +16,7 @@ from logra_lightning.distributed.processes import of_all_processes
 from logra_lightning.rewards import voted_answers
 from logra_lightning.rollout.collect import Sampler
 from logra_lightning.rollout.pass_at_k import average_at_n, majority_at_n, pass_at_k
-from logra_lightning.types import PromptBatch, SamplingParams
+from logra_lightning.types import PromptBatch
 
 
 def evaluate(prompts: PromptBatch, *, sampler: Sampler, seed: int) -> list[dict[str, Any]]:
@@ -53,36 +52,6 @@ def evaluate(prompts: PromptBatch, *, sampler: Sampler, seed: int) -> list[dict[
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]
-
-
-@dataclass(frozen=True)
-class EvaluationOptions:
-    """How validation, test and prediction sample, and what counts as a success.
-
-    Args:
-        sampling: how completions are drawn; greedy, and as long as training completions, when left
-            out.
-        completions: n, completions per prompt.
-        pass_k: each k of pass@k, at most n; 1 and n when left out.
-        success_reward: a completion with at least this reward counts as a success.
-    """
-
-    sampling: SamplingParams | None = None
-    completions: int = 1
-    pass_k: list[int] | None = None
-    success_reward: float = 1.0
-
-    def completed(self, training: SamplingParams) -> EvaluationOptions:
-        """With what was left out filled in.
-
-        Args:
-            training: how training completions are drawn.
-        """
-        return replace(
-            self,
-            sampling=self.sampling or SamplingParams(training.max_tokens, temperature=0.0),
-            pass_k=self.pass_k or [1, self.completions],
-        )
 
 
 _Means = dict[tuple[str | None, str], MeanMetric]  # by source and name
