@@ -34,8 +34,7 @@ from logra_lightning.policy import MemoryOptions, Reference, check_head, load, l
 from logra_lightning.rewards import Reward
 from logra_lightning.rollout import DynamicSampling, EvaluationOptions
 from logra_lightning.seeding import derive_seed
-from logra_lightning.sketch import DEFAULT_TARGETS
-from logra_lightning.strategy import check_trainer_options
+from logra_lightning.strategy import check_trainer_options, freeze_others_, tell_what_trains
 from logra_lightning.tokenizer import load_tokenizer
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 
@@ -305,8 +304,9 @@ class PolicyModule(LightningModule):
             self.policy = load.load_policy(self.model_path, **self.model_kwargs)
             if self.memory.activation_checkpointing:
                 load.checkpoint_activations_(self.policy)
-        targets = getattr(self.trainer.strategy, "targets", DEFAULT_TARGETS)
-        load.freeze_(self.policy, targets, train_others=self.train_others)
+        if self._is_fitting:
+            strategy = self.trainer.strategy
+            freeze_others_(self.policy, strategy, self.adamw, train_others=self.train_others)
         checks.check_data_fits(self, self._datamodule)
         if self._is_fitting and self.objective.reference_kl and self._reference is None:
             # Before a checkpoint is loaded: the reference is where the first run began.
@@ -333,6 +333,7 @@ class PolicyModule(LightningModule):
 
     def on_fit_start(self) -> None:
         check_head(self.policy)
+        tell_what_trains(self.policy, self.trainer.strategy)
 
     def on_train_start(self) -> None:
         tell_overruled(self.trainer.optimizers, self.trainer.lr_scheduler_configs)

@@ -26,12 +26,21 @@ class AdamWOptions:
         betas: decay of the first and of the second moment.
         eps: added to the root of the second moment.
         weight_decay: decoupled weight decay.
+        targets: names of the layers that are trained where the strategy has no sketches, as the
+            `targets` of a strategy that has; when left out, those that it would sketch.
     """
 
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    targets: list[str] | None = None
+
+    def of_group(self) -> dict[str, Any]:
+        """What a group of parameters of an optimizer takes: all but `targets`."""
+        options = asdict(self)
+        del options["targets"]
+        return options
 
 
 # Inside RowAdam.
@@ -60,7 +69,7 @@ def adamw_step_(
     """Make one AdamW step, in place, for the parameters of a group that have a gradient.
 
     Args:
-        group: `params` and the fields of `AdamWOptions`.
+        group: `params` and what `AdamWOptions.of_group` returns.
         states: parameter to its state, from `adamw_state`.
         clip: factor that gradients are multiplied by.
     """
@@ -127,7 +136,7 @@ def dense_adamw(params: Sequence[Parameter], options: AdamWOptions, strategy: st
             "AdamW updates bf16 weights here, where small updates vanish in rounding: use "
             "trainer.precision=bf16-mixed, or a sketching strategy, which keeps exact masters"
         )
-    return DenseAdamW(params, **asdict(options))
+    return DenseAdamW(params, **options.of_group())
 
 
 def clip_gradients_(params: Sequence[Parameter], max_norm: float | None) -> Tensor:
