@@ -19,7 +19,7 @@ import torch
 
 from logra_lightning.engines import TorchEngine
 from logra_lightning.policy.load import load_policy
-from logra_lightning.tokenizer import load_tokenizer, pad_token_id
+from logra_lightning.tokenizer import load_tokenizer
 from logra_lightning.types import SamplingParams
 
 TINY = Path(__file__).parent.parent / "examples" / "tiny_policy"
@@ -45,7 +45,7 @@ def generate_rate(policy: Any, tokenizer: Any, prompts: list[list[int]], tokens:
         max_new_tokens=tokens,
         min_new_tokens=tokens,
         do_sample=True,
-        pad_token_id=pad_token_id(tokenizer),
+        pad_token_id=0,
     )
     return len(rows) * tokens / (time.perf_counter() - start)
 

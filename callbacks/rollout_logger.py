@@ -40,8 +40,9 @@ class RolloutLogger(Callback):
     text. Loggers with `log_table` or `log_text` (W&B) get a table, other loggers nothing.
 
     The file `rollouts.jsonl` has one row per rollout: `step`, `row` (its number in the data set, or
-    null), `prompt`, `completion`, `reward`, `rewards` (each reward by name before it is
-    weighted, null where it does not apply), `advantage`, `length` (in tokens) and `truncated`.
+    null), `prompt`, `completion`, `reward` (null where none applies), `rewards` (each reward by
+    name before it is weighted, null where it does not apply), `advantage`, `length` (in tokens) and
+    `truncated`.
     `step` counts optimizer steps, those of the batch included. `eval_<step>.jsonl` has all
     `eval_rows` of a validation. Where several processes train, each writes files of its own, such
     as `rollouts_process0.jsonl`. A resumed run removes the rows of the steps that it makes again.
@@ -178,14 +179,19 @@ def _rows(module: HasRollouts, rollouts: Rollouts, step: int) -> list[dict[str, 
             "row": rollouts.rows[i] if rollouts.rows[i] >= 0 else None,
             "prompt": texts[tuple(rollouts.prompt_ids[i])],
             "completion": completions[i],
-            "reward": rewards[i],
-            "rewards": {n: None if math.isnan(v[i]) else v[i] for n, v in by_name.items()},
+            "reward": _or_none(rewards[i]),
+            "rewards": {name: _or_none(values[i]) for name, values in by_name.items()},
             "advantage": advantages[i],
             "length": len(completion.token_ids),
             "truncated": completion.truncated,
         }
         for i, completion in enumerate(rollouts.completions)
     ]
+
+
+def _or_none(reward: float) -> float | None:
+    """The reward; None for NaN, which means that it does not apply."""
+    return None if math.isnan(reward) else reward
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -28,7 +28,6 @@ from logra_lightning import (
 from logra_lightning.engines import Engine
 from logra_lightning.kl import KLProbe
 from logra_lightning.policy.load import freeze_, load_policy, plain_attention
-from logra_lightning.sketch import DEFAULT_TARGETS
 from logra_lightning.tokenizer import load_tokenizer
 
 MODEL = str(Path(__file__).parent / "tiny_policy")
@@ -43,7 +42,7 @@ class Reinforce(LightningModule):
         self.automatic_optimization = False  # several backward passes make one step
         self.engine, self.engine_started = engine, False
         self.tokenizer, self.policy = load_tokenizer(MODEL), load_policy(MODEL)
-        freeze_(self.policy, DEFAULT_TARGETS, train_others=False)
+        freeze_(self.policy, None, train_others=False)
 
     def training_step(self, sums: list[tuple[int, int, int]], batch_idx: int) -> None:
         questions = [f"arithmetic problem: {x} + {y} - {z} =" for x, y, z in sums]

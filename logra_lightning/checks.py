@@ -52,7 +52,7 @@ def check_options(
     )
     drops_groups = module.dynamic_sampling is not None
     check_groups(module.group_size, module.advantage, drops_groups=drops_groups)
-    assert evaluation.sampling is not None
+    assert isinstance(evaluation.sampling, SamplingParams)
     check_evaluation(evaluation.completions, evaluation.pass_k or [], evaluation.sampling)
     check_numbers(
         {

@@ -34,9 +34,8 @@ from logra_lightning.policy import MemoryOptions, Reference, check_head, load, l
 from logra_lightning.rewards import Reward
 from logra_lightning.rollout import DynamicSampling, EvaluationOptions
 from logra_lightning.seeding import derive_seed
-from logra_lightning.sketch import DEFAULT_TARGETS
-from logra_lightning.strategy import check_trainer_options
-from logra_lightning.tokenizer import load_tokenizer, pad_token_id
+from logra_lightning.strategy import check_trainer_options, freeze_others_, tell_what_trains
+from logra_lightning.tokenizer import load_tokenizer
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 
 
@@ -195,7 +194,6 @@ class PolicyModule(LightningModule):
         microbatches = rollout.pack(
             rollouts,
             self.memory.max_tokens_per_microbatch,
-            pad_token_id=pad_token_id(self.tokenizer),
             temperature=self.sampling.temperature,
             device=self.device,
             token_weights=self.normalizer(rollouts.trained_lengths, *rollouts.step_counts),
@@ -238,7 +236,6 @@ class PolicyModule(LightningModule):
             self.policy,
             self._minibatch.spread(num_rollouts).cut(max_tokens),
             temperature=self.sampling.temperature,
-            pad_token_id=pad_token_id(self.tokenizer),
             device=self.device,
             mismatch=self._numbers.stats.values()["mismatch/kl"],
             together=self._shards_weights,
@@ -251,7 +248,8 @@ class PolicyModule(LightningModule):
     def _log_batch(self, rollouts: Rollouts) -> None:
         values = self._numbers.values(rollouts, self.sampling.max_tokens)
         for name in ("rollout/reward", "rollout/length"):
-            self.log(name, values.pop(name), prog_bar=True, batch_size=len(rollouts))
+            if name in values:  # there is no mean reward where none applies
+                self.log(name, values.pop(name), prog_bar=True, batch_size=len(rollouts))
         # Lightning would count batches from 0, and differently after a resume.
         values["step"] = float(self.global_step)
         self.log_dict(values, batch_size=len(rollouts))
@@ -286,7 +284,7 @@ class PolicyModule(LightningModule):
 
     def predict_step(self, prompts: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """`evaluation.completions` completions per prompt with their rewards, as plain values."""
-        assert self.evaluation.sampling is not None
+        assert isinstance(self.evaluation.sampling, SamplingParams)
         sampler = self._sampler(self.evaluation.sampling, self.evaluation.completions)
         return rollout.evaluate(prompts, sampler=sampler, seed=self._seed("eval", batch_idx))
 
@@ -308,8 +306,9 @@ class PolicyModule(LightningModule):
             self.policy = load.load_policy(self.model_path, **self.model_kwargs)
             if self.memory.activation_checkpointing:
                 load.checkpoint_activations_(self.policy)
-        targets = getattr(self.trainer.strategy, "targets", DEFAULT_TARGETS)
-        load.freeze_(self.policy, targets, train_others=self.train_others)
+        if self._is_fitting:
+            strategy = self.trainer.strategy
+            freeze_others_(self.policy, strategy, self.adamw, train_others=self.train_others)
         checks.check_data_fits(self, self._datamodule)
         if self._is_fitting and self.objective.reference_kl and self._reference is None:
             # Before a checkpoint is loaded: the reference is where the first run began.
@@ -337,6 +336,7 @@ class PolicyModule(LightningModule):
 
     def on_fit_start(self) -> None:
         check_head(self.policy)
+        tell_what_trains(self.policy, self.trainer.strategy)
 
     def on_train_start(self) -> None:
         tell_overruled(self.trainer.optimizers, self.trainer.lr_scheduler_configs)

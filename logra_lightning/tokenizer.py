@@ -22,13 +22,3 @@ def load_tokenizer(path: str, **model_kwargs: Any) -> Any:
     full = checked_path(path)
     with one_line_errors(path):
         return AutoTokenizer.from_pretrained(full, **hub_options(model_kwargs))
-
-
-def pad_token_id(tokenizer: Any) -> int:
-    """Return a token id to fill rows with: the padding token, else the end of sequence, else 0.
-
-    Which token it is does not matter: masks are made of lengths, never of token values.
-    """
-    if tokenizer.pad_token_id is not None:
-        return tokenizer.pad_token_id
-    return tokenizer.eos_token_id or 0

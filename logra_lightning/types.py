@@ -128,7 +128,7 @@ class Rollouts:
     Args:
         prompt_ids: B lists of token ids.
         completions: B completions.
-        rewards: [B] fp32, the weighted sum of all rewards.
+        rewards: [B] fp32, the weighted sum of all rewards; NaN where none applies.
         rewards_by_name: name of each reward to [B] fp32, before its weight; NaN where the reward
             does not apply.
         advantages: [B] fp32.
@@ -254,7 +254,7 @@ class Microbatch:
     """Rollouts for one forward and backward pass, padded on the right.
 
     In a causal model, padding on the right changes nothing to its left. So there is no attention
-    mask, and none is guessed from token values: the padding token may be the end-of-sequence token.
+    mask, and none is guessed from token values: rows are filled with token 0, whatever it means.
 
     Two rollouts, [4 | 5 6 7] and [3 2 | 5] (prompt | completion), become `input_ids`
     [[4, 5, 6, 7], [3, 2, 5, 0]] and `completion_mask` [[0, 1, 1, 1], [0, 0, 1, 0]], so T is 4.

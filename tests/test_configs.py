@@ -12,6 +12,7 @@ import yaml
 from logra_lightning.callbacks import RunSummary, SketchAccumulation, StepProgressBar
 from logra_lightning.cli import main
 from logra_lightning.renamed import CLASSES, OPTIONS, renamed_in
+from logra_lightning.types import SamplingParams
 from tests.command_line import parse
 from tests.conftest import ROOT
 
@@ -81,6 +82,10 @@ def edited(tmp_path: Path, edit: Any) -> str:
     [
         (lambda c: c["model"].update(grup_size=3), ["grup_size", "did you mean", "group_size"]),
         (lambda c: c["model"]["sampling"].update(temprature=1), ["temprature", "temperature"]),
+        (
+            lambda c: c["model"].update(evaluation={"sampling": {"temprature": 1}}),
+            ["temprature", "temperature"],
+        ),
         (lambda c: c["model"]["rewards"][0].update(wieght=1), ["wieght", "weight"]),
         (lambda c: c["data"]["init_args"].update(sise=3), ["sise", "size"]),
         (lambda c: c["trainer"].update(max_step=3), ["max_step", "max_steps"]),
@@ -102,6 +107,48 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(
     for part in ("did you mean", *expected):
         assert part in error
     assert len(error.splitlines()) < 12
+
+
+PARTS: list[tuple[str, Any]] = [  # one option each of groups of which others are set, or none
+    ("model.sampling.temperature", 0.9),
+    ("model.evaluation.sampling.temperature", 0.6),
+    ("model.dynamic_sampling.max_refills", 1),
+    ("model.objective.entropy_coefficient", 0.1),
+    ("model.memory.logprob_chunk_tokens", 64),
+    ("model.adamw.weight_decay", 0.1),
+    ("model.optimizer.init_args.update_ratio", 0.003),
+    ("data.init_args.prompts_per_step", 32),
+    ("kl_budget.start", 0.03),
+    ("weight_sync.enabled", False),
+    ("trainer.strategy.init_args.projection", "gaussian"),
+]
+
+
+def test_a_group_set_in_part_is_the_same_from_a_file_and_from_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    overlay: dict[str, Any] = {}
+    for path, value in PARTS:
+        *groups, last = path.split(".")
+        inner = overlay
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[last] = value
+    (tmp_path / "overlay.yaml").write_text(yaml.safe_dump(overlay))
+    engine = "--model.engine=logra_lightning.engines.TorchEngine"
+    shared = ["fit", "--config", "configs/quickstart.yaml", engine]
+    from_file = parse(monkeypatch, *shared, "--config", str(tmp_path / "overlay.yaml"))
+    from_flags = parse(monkeypatch, *shared, *(f"--{path}={value}" for path, value in PARTS))
+    found, other = (yaml.safe_load(c.parser.dump(c.config))["fit"] for c in (from_file, from_flags))
+    assert found == other
+    # The other options are those of the file before, and of the group that is inherited from.
+    assert found["model"]["sampling"]["max_tokens"] == 6
+    assert found["model"]["adamw"]["lr"] == 3e-4
+    assert found["kl_budget"]["end"] == 0.01
+    assert found["trainer"]["strategy"]["init_args"]["rank"] == 128
+    for made in (from_file.model, from_flags.model):
+        assert made.evaluation.sampling == SamplingParams(max_tokens=6, temperature=0.6)
+        assert made.dynamic_sampling.max_refills == 1
 
 
 OLD: list[tuple[dict[str, Any], list[str], str]] = [

@@ -346,6 +346,35 @@ def test_masked_completions_leave_loss_and_denominator(tmp_path: Path) -> None:
     assert not kept.truncated.any()
 
 
+def test_completions_without_a_reward_leave_loss_and_denominator(tmp_path: Path) -> None:
+    def even_only(completion: str) -> float | None:
+        return None if digits(completion) % 2 else digits(completion)
+
+    module = policy(rewards=[Reward(even_only)], group_size=8)
+    seen = steps_of(module)
+    run = fit(tmp_path, module)
+    trained = seen[-1]["rollouts"]
+    share = float(run.logged_metrics["rollout/unscored_frac"])
+    assert 0 < len(trained) < 4 * 8
+    assert share == pytest.approx(1 - len(trained) / 32)
+    assert trained.step_counts == (trained.num_completion_tokens, len(trained))
+    texts = module.decode([c.token_ids for c in trained.completions])
+    assert [digits(text) for text in texts] == trained.rewards.tolist()
+
+
+def test_a_batch_in_which_no_completion_has_a_reward_changes_nothing(tmp_path: Path) -> None:
+    def first_step_only(completion: str) -> float | None:
+        return digits(completion) if module.global_step == 0 else None
+
+    module = policy(rewards=[Reward(first_step_only)])
+    seen = steps_of(module)
+    with pytest.warns(UserWarning, match="first_step_only returned None for all"):
+        run = fit(tmp_path, module, steps=3)
+    torch.testing.assert_close(weights(module), seen[1]["weights"], rtol=0, atol=0)
+    assert run.global_step == 3
+    assert run.logged_metrics["rollout/unscored_frac"] == 1.0
+
+
 def test_reference_is_the_start_of_the_run_also_after_a_resume(tmp_path: Path) -> None:
     def build() -> PolicyModule:
         return policy(

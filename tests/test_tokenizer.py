@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from logra_lightning.tokenizer import load_tokenizer, pad_token_id
+from logra_lightning.tokenizer import load_tokenizer
 from tests.conftest import TINY_POLICY
 
 
@@ -21,13 +21,3 @@ def test_a_folder_without_a_tokenizer_is_named_in_one_line(tmp_path: Path) -> No
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(error.value)
     assert str(tmp_path) in str(error.value)
-
-
-def test_the_token_to_fill_rows_with_is_the_first_that_there_is() -> None:
-    tokenizer = load_tokenizer(str(TINY_POLICY))
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-    assert pad_token_id(tokenizer) == tokenizer.pad_token_id
-    tokenizer.pad_token = None
-    assert pad_token_id(tokenizer) == tokenizer.eos_token_id
-    tokenizer.eos_token = None
-    assert pad_token_id(tokenizer) == 0

@@ -3,6 +3,10 @@
 An advantage turns the rewards [P, G] of a batch into advantages [P, G], for P prompts with G
 completions each. It is called once per batch, with the rewards that all processes have sampled. For
 one of your own, subclass `Advantage` and name it by `class_path`.
+
+A completion to which no reward applies has the reward NaN. It takes no part in the mean and the
+standard deviation of its group, and its advantage is 0: with `GRPO`, rewards [1, 0, NaN] have the
+advantages of [1, 0], and 0 for the third completion.
 """
 
 from __future__ import annotations
@@ -28,7 +32,11 @@ class Advantage(ABC):
 
     @abstractmethod
     def __call__(self, rewards: Tensor) -> Tensor:
-        """Turn [P, G] fp32 rewards into [P, G] fp32 advantages."""
+        """Turn [P, G] fp32 rewards into [P, G] fp32 advantages.
+
+        A reward is NaN where none applies. What is returned there does not count, all other
+        advantages must be finite.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to keep; empty for an advantage that remembers nothing."""
@@ -61,7 +69,7 @@ class GRPO(Advantage):
 
     def __call__(self, rewards: Tensor) -> Tensor:
         """Turn [P, G] fp32 rewards into [P, G] fp32 advantages."""
-        std = rewards.to(torch.float64).std(dim=1, keepdim=True)
+        std = group_std(rewards.to(torch.float64), correction=1)
         return (_centered(rewards) / (std + self.eps).clamp_min(_TINY)).to(torch.float32)
 
 
@@ -97,8 +105,8 @@ class RLOO(Advantage):
 
     def __call__(self, rewards: Tensor) -> Tensor:
         """Turn [P, G] fp32 rewards into [P, G] fp32 advantages."""
-        group_size = rewards.shape[1]
-        return (_centered(rewards) * (group_size / (group_size - 1))).to(torch.float32)
+        count = _num_scored(rewards)
+        return (_centered(rewards) * (count / (count - 1).clamp_min(1))).to(torch.float32)
 
 
 class ReinforcePlusPlus(Advantage):
@@ -122,7 +130,8 @@ class ReinforcePlusPlus(Advantage):
 
     def __call__(self, rewards: Tensor) -> Tensor:
         """Turn [P, G] fp32 rewards into [P, G] fp32 advantages."""
-        return _whitened(_centered(rewards.reshape(1, -1)), self.eps).reshape(rewards.shape)
+        centered = _centered(rewards.reshape(1, -1)).reshape(rewards.shape)
+        return _whitened(centered, ~rewards.isnan(), self.eps)
 
 
 class ReinforcePlusPlusBaseline(Advantage):
@@ -145,7 +154,7 @@ class ReinforcePlusPlusBaseline(Advantage):
 
     def __call__(self, rewards: Tensor) -> Tensor:
         """Turn [P, G] fp32 rewards into [P, G] fp32 advantages."""
-        return _whitened(_centered(rewards), self.eps)
+        return _whitened(_centered(rewards), ~rewards.isnan(), self.eps)
 
 
 class RunningBaseline(Advantage):
@@ -178,11 +187,14 @@ class RunningBaseline(Advantage):
     def __call__(self, rewards: Tensor) -> Tensor:
         """Turn [P, G] fp32 rewards into [P, G] fp32 advantages, and move the baseline."""
         rewards = rewards.to(torch.float64)
-        mean = rewards.mean().item()
+        scored = rewards[~rewards.isnan()]
+        if len(scored) == 0:  # nothing to learn from, and the baseline stays
+            return torch.zeros_like(rewards, dtype=torch.float32)
+        mean = scored.mean().item()
         baseline = mean if self.baseline is None else self.baseline
         self.baseline = baseline + self.weight * (mean - baseline)
-        advantages = rewards - baseline
-        rounding = _rounding(rewards.abs().amax().clamp_min(abs(baseline)))
+        advantages = (rewards - baseline).nan_to_num(0.0)
+        rounding = _rounding(scored.abs().amax().clamp_min(abs(baseline)))
         return advantages.masked_fill(advantages.abs() <= rounding, 0.0).to(torch.float32)
 
     def state_dict(self) -> dict[str, Any]:
@@ -198,26 +210,55 @@ def is_constant(rewards: Tensor) -> Tensor:
     """[P] bool, True for each group of [P, G] rewards in which all are equal up to rounding.
 
     Rewards count as equal when they differ by at most 1e-6 times the largest of them, or by 1e-6
-    where all are below 1. Rewards [[1, 0], [1, 1 + 1e-9]] give [False, True].
+    where all are below 1. Rewards [[1, 0], [1, 1 + 1e-9]] give [False, True]. Those that are NaN do
+    not count, so a group with fewer than two others is constant.
     """
-    spread = rewards.amax(dim=1) - rewards.amin(dim=1)
-    return spread <= _rounding(rewards.abs().amax(dim=1))
+    unscored = rewards.isnan()
+    largest = rewards.masked_fill(unscored, -torch.inf).amax(dim=1)
+    smallest = rewards.masked_fill(unscored, torch.inf).amin(dim=1)
+    return largest - smallest <= _rounding(rewards.nan_to_num(0.0).abs().amax(dim=1))
+
+
+def group_std(rewards: Tensor, *, correction: int) -> Tensor:
+    """[P, 1] standard deviation of each group of [P, G] rewards.
+
+    Rewards that are NaN do not count; it is 0 for a group with fewer than two others.
+
+    Args:
+        rewards: [P, G], fp32 or fp64.
+        correction: 1 for the unbiased standard deviation, 0 for that of the rewards themselves.
+    """
+    unscored = rewards.isnan()
+    if rewards.shape[1] == 1:
+        return torch.zeros_like(rewards)
+    std = rewards.std(dim=1, keepdim=True, correction=correction)
+    for i in unscored.any(dim=1).nonzero()[:, 0].tolist():
+        scored = rewards[i][~unscored[i]]
+        std[i] = scored.std(correction=correction) if len(scored) > 1 else 0.0
+    return std
 
 
 def _rounding(largest: Tensor) -> Tensor:
     return 1e-6 * largest.clamp_min(1.0)
 
 
+def _num_scored(rewards: Tensor) -> Tensor:
+    """[P, 1] fp64, the number of rewards of each group that are not NaN."""
+    return (~rewards.isnan()).sum(dim=1, keepdim=True).to(torch.float64)
+
+
 def _centered(rewards: Tensor) -> Tensor:
-    """[P, G] fp64 rewards minus their group's mean; exactly zero in a constant group."""
+    """[P, G] fp64 rewards minus their group's mean; exactly 0 in a constant group and for NaN."""
     rewards = rewards.to(torch.float64)
-    centered = rewards - rewards.mean(dim=1, keepdim=True)
+    mean = rewards.nan_to_num(0.0).sum(dim=1, keepdim=True) / _num_scored(rewards).clamp_min(1)
+    centered = (rewards - mean).nan_to_num(0.0)
     return centered.masked_fill(is_constant(rewards)[:, None], 0.0)
 
 
-def _whitened(centered: Tensor, eps: float) -> Tensor:
-    """Divide centered values by the standard deviation of all of them together."""
-    std = centered.std() if centered.numel() > 1 else torch.zeros_like(centered.sum())
+def _whitened(centered: Tensor, scored: Tensor, eps: float) -> Tensor:
+    """Divide centered values by the standard deviation of all those that are scored."""
+    values = centered[scored]
+    std = values.std() if len(values) > 1 else torch.zeros_like(centered.sum())
     return (centered / (std + eps).clamp_min(_TINY)).to(torch.float32)
 
 

@@ -29,12 +29,21 @@ class AdamWOptions:
         betas: decay of the first and of the second moment.
         eps: added to the root of the second moment.
         weight_decay: decoupled weight decay.
+        targets: names of the layers that are trained where the strategy has no sketches, as the
+            `targets` of a strategy that has; when left out, those that it would sketch.
     """
 
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    targets: list[str] | None = None
+
+    def of_group(self) -> dict[str, Any]:
+        """What a group of parameters of an optimizer takes: all but `targets`."""
+        options = asdict(self)
+        del options["targets"]
+        return options
 
 
 # Inside RowAdam.
@@ -63,7 +72,7 @@ def adamw_step_(
     """Make one AdamW step, in place, for the parameters of a group that have a gradient.
 
     Args:
-        group: `params` and the fields of `AdamWOptions`.
+        group: `params` and what `AdamWOptions.of_group` returns.
         states: parameter to its state, from `adamw_state`.
         clip: factor that gradients are multiplied by.
     """
@@ -126,7 +135,7 @@ class DenseAdamW(AdamW):
         self.counts = StepCounts()
         self.grad_norm = 0.0
         self._steps = 0
-        super().__init__(list(self._named.values()), **asdict(options))
+        super().__init__(list(self._named.values()), **options.of_group())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -8,7 +8,6 @@ off.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -123,7 +122,7 @@ class RowAdam(torch.optim.Optimizer):
             {"params": sketched, "lr": lr, "beta2": beta2, "weight_decay": weight_decay}
         ]
         if dense:
-            groups.append({"params": dense} | asdict(adamw or AdamWOptions()))
+            groups.append({"params": dense} | (adamw or AdamWOptions()).of_group())
         super().__init__(groups, {"eps": eps})
         # Made now and in fp32: what is made later Lightning's bf16-true would make in bf16.
         for param in sketched:

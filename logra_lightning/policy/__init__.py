@@ -13,6 +13,7 @@ from logra_lightning.policy.load import (
 )
 from logra_lightning.policy.memory import MemoryOptions
 from logra_lightning.policy.reference import Reference
+from logra_lightning.policy.what_trains import what_trains
 
 __all__ = [
     "MemoryOptions",
@@ -28,4 +29,5 @@ __all__ = [
     "plain_attention",
     "policy_source",
     "stop_token_ids",
+    "what_trains",
 ]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from logra_lightning.hub import checked_path, hub_options, one_line_errors
-from logra_lightning.sketch.bank import find_targets
+from logra_lightning.sketch.targets import find_targets
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -188,15 +188,24 @@ def plain_attention(policy: Any) -> Iterator[None]:
         policy.train(was_training)
 
 
-def freeze_(policy: nn.Module, targets: Sequence[str], *, train_others: bool) -> None:
+def freeze_(
+    policy: nn.Module,
+    targets: Sequence[str] | None,
+    *,
+    train_others: bool,
+    option: str = "trainer.strategy.init_args.targets",
+) -> None:
     """Let only the targets' weights have a gradient, or all weights with `train_others`.
 
     Args:
         policy: changed in place.
-        targets: names of the layers to train, by their last part, such as `q_proj`.
+        targets: names of the layers to train, by their last part, such as `q_proj`; None for those
+            that `find_targets` takes by default.
         train_others: leave a gradient to all other weights too.
+        option: the option that sets `targets`, for error messages.
     """
-    trained = {id(module.weight) for module in find_targets(policy, targets).values()}
+    found = find_targets(policy, targets, option=option)
+    trained = {id(module.weight) for module in found.values()}
     for param in policy.parameters():
         param.requires_grad_(train_others or id(param) in trained)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from logra_lightning.rewards.parameters import Parameters
 from logra_lightning.rewards.reward import Reward
+from logra_lightning.rewards.thinking import after_thinking
 
 
 def unusable_rows(rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
@@ -40,7 +41,7 @@ def voted_answers(rewards: Sequence[Reward], completions: Sequence[str]) -> list
     """Return the answer of each completion as text, for a majority vote.
 
     The answers come from the first reward whose function has a method `answers(completions)`. If no
-    reward has one, the answer is the whole completion, stripped of outer white space.
+    reward has one, the answer is all that stands after the thinking, without outer white space.
 
     Args:
         rewards: all rewards of the run.
@@ -53,4 +54,4 @@ def voted_answers(rewards: Sequence[Reward], completions: Sequence[str]) -> list
         answers = getattr(reward.function, "answers", None)
         if answers is not None:
             return list(answers(completions))
-    return [completion.strip() for completion in completions]
+    return [after_thinking(completion).strip() or None for completion in completions]

@@ -12,9 +12,9 @@ class GymScore:
 
     Args:
         pattern: regular expression that finds the answer, for instance `<answer>(.*?)</answer>`.
-            Its last match in the completion counts: the first group of the pattern, or the whole
-            match if it has no group. A completion without a match scores 0. None takes the whole
-            completion as the answer.
+            Its last match after the thinking (see `after_thinking`) counts: the first group of the
+            pattern, or the whole match if it has no group. A completion without a match scores 0.
+            None takes all that stands after the thinking as the answer.
 
     Raises:
         ValueError: if the pattern does not compile.
@@ -63,7 +63,11 @@ class GymScore:
         import reasoning_gym  # noqa: F401
 
     def _answer(self, completion: str) -> str | None:
+        # Not above: workers load this file alone, and that one before it.
+        from logra_lightning.rewards.thinking import after_thinking
+
+        text = after_thinking(completion)
         if self.pattern is None:
-            return completion.strip()
-        matches = list(self.pattern.finditer(completion))
+            return text.strip()
+        matches = list(self.pattern.finditer(text))
         return matches[-1].group(1 if self.pattern.groups else 0).strip() if matches else None

@@ -9,10 +9,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from logra_lightning.rewards.calls import Outcome, Pool, log_metric
+from logra_lightning.rewards.final_answer import final_answer
 from logra_lightning.rewards.math_grader import MathGrader
 from logra_lightning.rewards.math_text import (
     as_list_like,
-    final_answer,
     is_bare,
     is_prose,
     is_run,
@@ -20,6 +20,7 @@ from logra_lightning.rewards.math_text import (
     plain_number,
     plain_words,
 )
+from logra_lightning.rewards.thinking import after_thinking
 
 _FIRST_LIMIT_S = 1.0  # for every answer, before the slow ones are tried again
 _CHUNK = 512  # gold answers that are checked between two steps of the progress bar
@@ -28,10 +29,11 @@ _CHUNK = 512  # gold answers that are checked between two steps of the progress 
 class MathReward:
     r"""1 if the final answer of a completion equals the gold answer, the right one; else 0.
 
-    The final answer is the last complete `\boxed{...}` or what follows the last `####`, whichever
-    stands later. Without either, a completion that is nothing but one expression is the answer, and
-    in any other text math-verify looks for one. Gold answers are read in the same way, so a column
-    of worked solutions that end in `#### 42` or `\boxed{42}` can be used as it is.
+    The final answer is the last that is marked, by a box, `####`, `<answer>` or "the answer is",
+    and none before `</think>` counts; docs/objective.md has the rule. Without a mark, a completion
+    that is nothing but one expression is the answer, and in any other text math-verify looks for
+    one. Gold answers are read in the same way, so a column of worked solutions that end in
+    `#### 42` or `\boxed{42}` can be used as it is.
 
     | gold | answer | value | because |
     |---|---|---|---|
@@ -51,7 +53,7 @@ class MathReward:
     | `Tuesday` | `\text{tuesday}` | 1 | words are compared as words |
 
     `1,234,567` without spaces is one number; `40 2` is no number. Where other text stands around
-    them, several answers, or an answer in words, must be marked by a box or `####`.
+    them, an answer in words must be marked by a box, `####` or `<answer>`.
 
     Numbers and words are compared right here. Everything else is algebra and goes to worker
     processes, which do not load torch and are killed at their limit. So this reward works from any
@@ -235,9 +237,8 @@ def _answer(completion: str) -> tuple[str, bool]:
     found = final_answer(completion)
     if found is not None:
         return normalized(found), False
-    if is_bare(completion):
-        return normalized(completion), False
-    return completion.strip(), True
+    text = after_thinking(completion).strip()
+    return (normalized(text), False) if is_bare(text) else (text, True)
 
 
 def _pair(gold: Any, completion: str) -> _Pair:

@@ -1,14 +1,12 @@
-"""Find the final answer in a text, and recognise answers that can be compared without algebra."""
+"""Recognise answers that can be compared without algebra, and write them alike."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
 
-_BRACE = re.compile(r"\\f?boxed\s*\{|\\[{}\\]|[{}]")
-_JOINING = re.compile(r"[\s$]*(?:,|,?\s*(?:\\text\s*\{\s*)?(?:and|or)\s*\}?)[\s$]*")
 _WRAPPING = re.compile(r"(?<!\\)\\(?:[()\[\]!,;]|displaystyle\b)")
-_HASHES = re.compile(r"####[ \t]*(\S[^\n]*)")
+_PER_CENT = re.compile(r"(?<!\\)%")  # which begins a comment in LaTeX
 _SYMBOLS = str.maketrans(
     {
         "\u2212": "-",  # minus
@@ -39,46 +37,19 @@ _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
 _RUN = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:\s+\d+(?:[.,]\d+)?)+")
 _MAX_DIGITS = 400
 _MAX_WORDS = 3
-_MAX_GAP = 30  # characters between joined boxes; the pattern is slow on long white space
-
-
-def final_answer(text: str) -> str | None:
-    r"""Return the marked answer of a text; None if nothing is marked.
-
-    It is the content of the last complete `\boxed{...}`, or the rest of the line after the last
-    `####`, whichever stands later. Boxes with nothing between them but a comma, `and` or `or` are
-    one answer: `\boxed{1} and \boxed{2}` gives `1, 2`.
-
-    Args:
-        text: a completion or a worked solution.
-    """
-    boxes = _boxes(text)
-    hashes = list(_HASHES.finditer(text))
-    if hashes and (not boxes or hashes[-1].start() > boxes[-1][0]):
-        return hashes[-1].group(1).strip().rstrip("*")
-    if not boxes:
-        return None
-    joined = [boxes.pop()]
-    while (
-        boxes
-        and joined[0][0] - boxes[-1][1] <= _MAX_GAP
-        and _JOINING.fullmatch(text, boxes[-1][1], joined[0][0])
-    ):
-        joined.insert(0, boxes.pop())
-    return ", ".join(dict.fromkeys(content for _, _, content in joined))
 
 
 def normalized(answer: str) -> str:
     r"""Return an answer without what means nothing in it.
 
     That is dollar signs, thin spaces, `\( \)` around it, and a full stop at its end. Unicode signs
-    become LaTeX: `\$70,000.` gives `70,000`.
+    and `%` become LaTeX: `\$70,000.` gives `70,000`.
 
     Args:
         answer: LaTeX or plain text.
     """
     answer = answer.translate(_SYMBOLS).replace(r"\$", "").replace("$", "")
-    answer = _WRAPPING.sub("", answer)
+    answer = _PER_CENT.sub(r"\\%", _WRAPPING.sub("", answer))
     answer = answer.replace("{,}", ",").replace("**", "").strip()
     return answer[:-1].rstrip() if answer.endswith(".") else answer
 
@@ -166,20 +137,3 @@ def as_list_like(gold: str, answer: str) -> str:
     """
     several = _SEVERAL.search(gold) and _THOUSANDS.fullmatch(answer)
     return answer.replace(",", ", ") if several else answer
-
-
-def _boxes(text: str) -> list[tuple[int, int, str]]:
-    """Start, end and content of each complete box that stands in no other box; in linear time."""
-    found: list[tuple[int, int, str]] = []
-    opened: list[re.Match[str]] = []
-    for token in _BRACE.finditer(text):
-        if token.group().endswith("{") and token.group() != r"\{":
-            opened.append(token)
-        elif token.group() == "}" and opened:
-            opening = opened.pop()
-            if opening.group() == "{":
-                continue
-            while found and found[-1][0] > opening.start():
-                found.pop()
-            found.append((opening.start(), token.end(), text[opening.end() : token.start()]))
-    return found

@@ -20,7 +20,8 @@ class Reward:
             `function(completion=..., answer=...)`. It can ask for `completion` (the text without
             special tokens), `completion_ids`, `prompt_ids`, and any column of the data set;
             `**kwargs` gets all of them. It returns a finite number, or None where it does not
-            apply. If it is async, the calls of a batch run at the same time.
+            apply; a completion to which no reward applies is not trained on. If it is async, the
+            calls of a batch run at the same time.
         weight: factor of the function's values in the sum.
         name: the reward's name in logs, as `rewards/<name>`; by default the function's own name.
         batched: whether the function is called once per batch, with a list of B values for each

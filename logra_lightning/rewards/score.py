@@ -23,7 +23,7 @@ class Scores:
     """The scores of B completions.
 
     Args:
-        total: [B] fp32, the weighted sum of all rewards.
+        total: [B] fp32, the weighted sum of all rewards; NaN where none applies.
         by_name: for each reward's name its values, [B] fp32, before its weight; NaN where the
             reward does not apply.
         metrics: names and values to be logged beside the rewards.
@@ -76,8 +76,8 @@ def score(
 
     .. math:: \text{total}_i = \sum_r \text{weight}_r \, \text{value}_{r,i}
 
-    over the rewards r that apply to completion i. With P = 2 and G = 2, completions 0 and 1 get the
-    columns of prompt 0, completions 2 and 3 those of prompt 1.
+    over the rewards r that apply to completion i; NaN where none does. With P = 2 and G = 2,
+    completions 0 and 1 get the columns of prompt 0, completions 2 and 3 those of prompt 1.
 
     Args:
         rewards: all rewards of the run.
@@ -87,8 +87,8 @@ def score(
 
     Raises:
         ValueError: if a column is missing, a reward returns anything but a finite number or None
-            (unless its `on_error` is `zero`), a batched one returns not as many values as there
-            are completions, or no reward applies to some completion.
+            (unless its `on_error` is `zero`), or a batched one returns not as many values as there
+            are completions.
         RuntimeError: if a function raised or overran its time limit (unless its `on_error` is
             `zero`).
     """
@@ -117,13 +117,8 @@ def score(
         scored |= ~values.isnan()
         by_name[reward.label] = values.to(torch.float32)
         metrics |= {f"rewards/{reward.label}/{name}": value for name, value in found.items()}
-    if not scored.all():
-        row = rows[int((~scored).nonzero()[0])]
-        raise ValueError(
-            f"no reward applies to a completion of row {row}: {', '.join(by_name)} all returned "
-            f"None. Is a return statement missing?"
-        )
-    return Scores(total.to(torch.float32), by_name, metrics)
+    total = total.masked_fill(~scored, math.nan).to(torch.float32)
+    return Scores(total, by_name, metrics)
 
 
 def _numbers(

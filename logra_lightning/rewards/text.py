@@ -8,6 +8,9 @@ import re
 def exact_match(completion: str, answer: object) -> float | None:
     """1 if the completion equals the answer, else 0; white space at both ends does not count.
 
+    Of a completion that thinks aloud, what stands after the thinking is compared: see
+    `after_thinking`.
+
     Args:
         completion: a text.
         answer: the right answer, text or a number; None if the row has none.
@@ -15,7 +18,12 @@ def exact_match(completion: str, answer: object) -> float | None:
     Returns:
         1 or 0; None, which means that this reward does not apply, where there is no answer.
     """
-    return None if answer is None else float(completion.strip() == str(answer).strip())
+    # Not above: workers load this file alone, and that one before it.
+    from logra_lightning.rewards.thinking import after_thinking
+
+    if answer is None:
+        return None
+    return float(after_thinking(completion).strip() == str(answer).strip())
 
 
 class FormatMatch:

@@ -2,7 +2,8 @@
 
 from logra_lightning.rollout.batch_log import BatchLog
 from logra_lightning.rollout.collect import DynamicSampling, Sampler, collect
-from logra_lightning.rollout.evaluation import EvalMetrics, EvaluationOptions, evaluate
+from logra_lightning.rollout.evaluation import EvalMetrics, evaluate
+from logra_lightning.rollout.evaluation_options import EvaluationOptions, EvaluationSampling
 from logra_lightning.rollout.packing import (
     minibatches,
     pack,
@@ -17,6 +18,7 @@ __all__ = [
     "DynamicSampling",
     "EvalMetrics",
     "EvaluationOptions",
+    "EvaluationSampling",
     "Sampler",
     "collect",
     "evaluate",

@@ -29,6 +29,7 @@ class BatchLog:
         self._seconds: dict[str, float] = {}
         self._checked_truncation = False
         self._told_invalid = False
+        self._told_unscored = False
 
     def begin_batch(self) -> None:
         """Forget the batch before."""
@@ -47,8 +48,9 @@ class BatchLog:
     def values(self, rollouts: Rollouts, max_tokens: int) -> dict[str, float]:
         """Tag to value over all processes; every process must call it.
 
-        Warns where many completions of the first batch were cut off, and once where the engine gave
-        no finite logprob for a token.
+        Warns where many completions of the first batch were cut off, once where the engine gave no
+        finite logprob for a token, and of the first batch in which no reward applies to any
+        completion.
 
         Args:
             rollouts: what this process sampled.
@@ -62,6 +64,18 @@ class BatchLog:
                 f"max_tokens={max_tokens}: raise it unless that is meant"
             )
         self._checked_truncation = True
+        self._tell_invalid(values)
+        if values.get("rollout/unscored_frac") == 1.0 and not self._told_unscored:
+            self._told_unscored = True
+            rank_zero_warn(
+                f"nothing is trained on a batch: {', '.join(rollouts.rewards_by_name)} returned "
+                f"None for all of its completions. Is a return statement missing in model.rewards?"
+            )
+        times = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
+        times["time/step_s"] = sum(self._seconds.values())
+        return values | times | self.stats.values()
+
+    def _tell_invalid(self, values: dict[str, float]) -> None:
         invalid = values.get("mismatch/invalid_tokens", 0.0)
         if invalid and not self._told_invalid:
             self._told_invalid = True
@@ -70,6 +84,3 @@ class BatchLog:
                 f"{values['rollout/tokens']:.0f} tokens of a batch: they do not train "
                 f"(mismatch/invalid_tokens)"
             )
-        times = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
-        times["time/step_s"] = sum(self._seconds.values())
-        return values | times | self.stats.values()

@@ -21,6 +21,9 @@ from logra_lightning.types import PromptBatch, Rollouts, SamplingParams
 class DynamicSampling:
     """Drops prompts whose completions all got the same reward, and samples others in their place.
 
+    Completions to which no reward applies do not count; a prompt with fewer than two others is
+    dropped too.
+
     A refill draws as many prompts as are missing, at random from all training data, and may draw a
     prompt of the same batch again. If 3 of 8 prompts have equal rewards, the first refill draws 3
     prompts. If 1 of those has equal rewards too, the second refill draws 1, and so on. When the
@@ -154,11 +157,14 @@ def _advantages(advantage: Advantage, rewards: Tensor) -> Tensor:
     first = sum(len(part) for part in every[: process_index()])
     found = advantage(torch.cat(every))
     wanted = (sum(map(len, every)), rewards.shape[1])
+    if isinstance(found, Tensor) and found.shape == wanted:
+        found = found.masked_fill(torch.cat(every).isnan(), 0.0)
     if not isinstance(found, Tensor) or found.shape != wanted or not found.isfinite().all():
         what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else repr(type(found))
         raise ValueError(
             f"model.objective.advantage {type(advantage).__name__} must return finite [P, G] = "
-            f"{list(wanted)} advantages, got {what}"
+            f"{list(wanted)} advantages (but where a reward is NaN, because none applies), got "
+            f"{what}"
         )
     return found[first : first + len(rewards)].to(torch.float32)
 

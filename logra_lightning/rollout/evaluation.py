@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from logra_lightning.distributed.processes import of_all_processes
 from logra_lightning.rewards import voted_answers
 from logra_lightning.rollout.collect import Sampler
 from logra_lightning.rollout.pass_at_k import average_at_n, majority_at_n, pass_at_k
-from logra_lightning.types import PromptBatch, SamplingParams
+from logra_lightning.types import PromptBatch
 
 
 def evaluate(prompts: PromptBatch, *, sampler: Sampler, seed: int) -> list[dict[str, Any]]:
@@ -28,7 +29,7 @@ def evaluate(prompts: PromptBatch, *, sampler: Sampler, seed: int) -> list[dict[
 
     Returns:
         P * G rows of `row`, `source`, `prompt`, `completion`, `answer` (what it counts for in a
-        vote, or None), `reward`, `length` (tokens) and `truncated`.
+        vote, or None), `reward` (None where none applies), `length` (tokens) and `truncated`.
     """
     if len(prompts) == 0:  # this process's share of a last, small batch
         sampler.take_part()
@@ -44,43 +45,13 @@ def evaluate(prompts: PromptBatch, *, sampler: Sampler, seed: int) -> list[dict[
         ],
         "completion": texts,
         "answer": voted_answers(sampler.rewards, texts) if sampler.group_size > 1 else texts,
-        "reward": rollouts.rewards.tolist(),
+        "reward": [None if math.isnan(reward) else reward for reward in rollouts.rewards.tolist()],
         "length": rollouts.lengths.tolist(),
         "truncated": rollouts.truncated.tolist(),
     }
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]
-
-
-@dataclass(frozen=True)
-class EvaluationOptions:
-    """How validation, test and prediction sample, and what counts as a success.
-
-    Args:
-        sampling: how completions are drawn; greedy, and as long as training completions, when left
-            out.
-        completions: n, completions per prompt.
-        pass_k: each k of pass@k, at most n; 1 and n when left out.
-        success_reward: a completion with at least this reward counts as a success.
-    """
-
-    sampling: SamplingParams | None = None
-    completions: int = 1
-    pass_k: list[int] | None = None
-    success_reward: float = 1.0
-
-    def completed(self, training: SamplingParams) -> EvaluationOptions:
-        """With what was left out filled in.
-
-        Args:
-            training: how training completions are drawn.
-        """
-        return replace(
-            self,
-            sampling=self.sampling or SamplingParams(training.max_tokens, temperature=0.0),
-            pass_k=self.pass_k or [1, self.completions],
-        )
 
 
 _Means = dict[tuple[str | None, str], MeanMetric]  # by source and name
@@ -125,7 +96,8 @@ class EvalMetrics:
         """Add P prompts with n completions each; n stays the same until `reset()`.
 
         Args:
-            rewards: [P, n] fp32.
+            rewards: [P, n] fp32; NaN where no reward applies. Such a completion counts in `length`,
+                `truncated_frac` and `unscored_frac` alone.
             success_reward: a completion with at least this reward is a success.
             lengths: [P, n], completion tokens.
             truncated: [P, n] bool, whether a completion was cut off.
@@ -148,20 +120,21 @@ class EvalMetrics:
                 f"{self._n}"
             )
         self._n = n
-        successes = rewards >= success_reward
-        values = {f"pass@{k}": pass_at_k(successes, k) for k in self.ks}
-        if n > 1:
-            values[f"avg@{n}"] = average_at_n(successes)
-            if answers is not None:
-                values[f"maj@{n}"] = majority_at_n(successes, answers)
-        plain = {"reward": rewards, "length": lengths, "truncated_frac": truncated}
-        values |= {k: v.cpu().to(torch.float64).mean(dim=1) for k, v in plain.items()}
+        rewards = rewards.cpu()
+        values = _successes(rewards, success_reward, self.ks, answers)
+        plain = {
+            "reward": rewards,
+            "length": lengths,
+            "truncated_frac": truncated,
+            "unscored_frac": rewards.isnan(),
+        }
+        values |= {k: v.cpu().to(torch.float64).nanmean(dim=1) for k, v in plain.items()}
         for source in dict.fromkeys(sources):
             of_source = torch.tensor([other == source for other in sources], device="cpu")
             for name, per_prompt in values.items():
                 mean = MeanMetric(nan_strategy="disable", sync_on_compute=False)
                 mean.set_dtype(torch.float64)
-                mean.update(per_prompt[of_source])
+                mean.update(per_prompt[of_source & ~per_prompt.isnan()])
                 _merge(self._means, (source, name), mean)
 
     def update_rows(
@@ -181,8 +154,9 @@ class EvalMetrics:
             values = [row[name] for row in rows]
             return [values[i : i + completions] for i in range(0, len(rows), completions)]
 
+        rewards = [[math.nan if r is None else r for r in group] for group in grouped("reward")]
         self.update(
-            torch.tensor(grouped("reward"), dtype=torch.float32),
+            torch.tensor(rewards, dtype=torch.float32),
             success_reward=success_reward,
             lengths=torch.tensor(grouped("length"), dtype=torch.int64),
             truncated=torch.tensor(grouped("truncated"), dtype=torch.bool),
@@ -195,9 +169,10 @@ class EvalMetrics:
 
         Returns:
             `pass@1` and each `pass@k`, with n > 1 completions per prompt also `avg@<n>` and
-            `maj@<n>`, then `reward`, `length` (tokens) and `truncated_frac`. Where the prompts come
-            from more than one source, the same of each, as `<source>/<name>`. Empty without
-            prompts.
+            `maj@<n>`, then `reward`, `length` (tokens), `truncated_frac` and `unscored_frac` (share
+            of completions to which no reward applies). Where the prompts come from more than one
+            source, the same of each, as `<source>/<name>`. Empty without prompts; NaN where no
+            prompt has completions to tell it by.
         """
         total: _Means = {}
         by_source: _Means = {}
@@ -213,6 +188,40 @@ class EvalMetrics:
                 if source is not None:
                     found[f"{source}/{name}"] = mean.compute().item()
         return found
+
+
+def _successes(
+    rewards: Tensor,
+    success_reward: float,
+    ks: Sequence[int],
+    answers: Sequence[Sequence[str | None]] | None,
+) -> dict[str, Tensor]:
+    """[P] fp64 of each pass@k, avg@n and maj@n, from the completions to which a reward applies.
+
+    NaN for a prompt that has too few of these.
+    """
+    prompts, n = rewards.shape
+    scored = ~rewards.isnan()
+    names = [f"pass@{k}" for k in ks]
+    if n > 1:
+        names += [f"avg@{n}"] if answers is None else [f"avg@{n}", f"maj@{n}"]
+    found = {
+        name: torch.full((prompts,), math.nan, dtype=torch.float64, device="cpu") for name in names
+    }
+    counts = scored.sum(dim=1)
+    for count in set(counts.tolist()) - {0}:  # prompts with equally many of them, together
+        rows = (counts == count).nonzero()[:, 0]
+        kept = scored[rows]
+        successes = (rewards[rows] >= success_reward)[kept].view(len(rows), count)
+        for k in ks:
+            if k <= count or count == n:  # a k above n is refused
+                found[f"pass@{k}"][rows] = pass_at_k(successes, k)
+        if n > 1:
+            found[f"avg@{n}"][rows] = average_at_n(successes)
+        if n > 1 and answers is not None:
+            chosen = [list(compress(answers[row], scored[row].tolist())) for row in rows.tolist()]
+            found[f"maj@{n}"][rows] = majority_at_n(successes, chosen)
+    return found
 
 
 def _merge(means: _Means, key: tuple[str | None, str], mean: MeanMetric) -> None:

@@ -1,4 +1,7 @@
-"""Cuts the rollouts of a batch: `minibatches` into optimizer steps, `pack` into microbatches."""
+"""Cuts the rollouts of a batch: `minibatches` into optimizer steps, `pack` into microbatches.
+
+Between the two, `trained` leaves out what is not trained on.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ def pack(
     rollouts: Rollouts,
     max_tokens: int,
     *,
-    pad_token_id: int,
     temperature: float,
     device: torch.device,
     token_weights: Tensor | None = None,
@@ -30,7 +32,6 @@ def pack(
     Args:
         rollouts: B rollouts.
         max_tokens: budget of a microbatch in tokens, padding included: rows times the longest row.
-        pad_token_id: token that fills rows on the right; may be one that also occurs in texts.
         temperature: temperature that the rollouts were sampled with.
         device: device that the microbatches are put on.
         token_weights: [B] fp64, how much each token of a rollout counts in the loss; when left out,
@@ -64,7 +65,7 @@ def pack(
             )
         count = max_tokens // longest
         chosen, order = order[:count], order[count:]
-        input_ids, mask = _padded(rollouts, chosen, longest, pad_token_id)
+        input_ids, mask = _padded(rollouts, chosen, longest)
         lengths = mask.sum(dim=1)  # values of tokens stand one after the other, row by row
         yield Microbatch(
             input_ids=input_ids.to(device),
@@ -147,11 +148,15 @@ def minibatches(rollouts: Rollouts, group_size: int, count: int, *, seed: int) -
 
 
 def trained_ones(rollouts: Rollouts, *, mask_truncated: bool) -> Rollouts:
-    """The rollouts that have a token to train; with `mask_truncated` none that was cut off."""
-    kept = rollouts.trained_lengths > 0
+    """Leave out the rollouts that are not trained on.
+
+    That is those to which no reward applies, those without a token to train and, with
+    `mask_truncated`, those that were cut off.
+    """
+    keep = ~rollouts.rewards.isnan() & (rollouts.trained_lengths > 0)
     if mask_truncated:
-        kept &= ~rollouts.truncated
-    return rollouts if kept.all() else rollouts.select(kept.nonzero()[:, 0].tolist())
+        keep &= ~rollouts.truncated
+    return rollouts if keep.all() else rollouts.select(keep.nonzero()[:, 0].tolist())
 
 
 def _tokens(parts: Sequence[Tensor], chosen: Sequence[int], device: torch.device) -> Tensor:
@@ -165,12 +170,11 @@ def _tokens_if_any(
     return None if parts is None else _tokens(parts, chosen, device)
 
 
-def _padded(
-    rollouts: Rollouts, chosen: list[int], length: int, pad_token_id: int
-) -> tuple[Tensor, Tensor]:
+def _padded(rollouts: Rollouts, chosen: list[int], length: int) -> tuple[Tensor, Tensor]:
     """[b, L] token ids of the chosen rollouts, and [b, L] bool, True for trained ones."""
-    input_ids = torch.full((len(chosen), length), pad_token_id, dtype=torch.int64)
-    mask = torch.zeros(len(chosen), length, dtype=torch.bool)
+    # Filled with token 0, which every embedding has; a tokenizer's padding token may lie beyond it.
+    input_ids = torch.zeros(len(chosen), length, dtype=torch.int64)
+    mask = torch.zeros_like(input_ids, dtype=torch.bool)
     for row, i in enumerate(chosen):
         prompt, completion = rollouts.prompt_ids[i], rollouts.completions[i]
         end = len(prompt) + len(completion.token_ids)

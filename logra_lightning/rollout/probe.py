@@ -25,7 +25,6 @@ def rollout_probe(
     rollouts: Rollouts,
     *,
     temperature: float,
-    pad_token_id: int,
     device: torch.device,
     mismatch: float | None = None,
     together: bool = False,
@@ -36,7 +35,6 @@ def rollout_probe(
         policy: a `transformers` causal language model.
         rollouts: all of them are used.
         temperature: the temperature that they were sampled with.
-        pad_token_id: the token that fills rows on the right.
         device: device of the policy.
         mismatch: see `KLProbe`.
         together: let all processes make the same number of forward passes, as sharded weights
@@ -45,7 +43,6 @@ def rollout_probe(
     microbatches = pack(
         rollouts,
         max([_TOKENS, *rollouts.sizes]),
-        pad_token_id=pad_token_id,
         temperature=temperature,
         device=device,
     )

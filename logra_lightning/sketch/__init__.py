@@ -6,11 +6,12 @@ output for N tokens, A [r, k] projection, S = H^T X A^T [d, r] sketch, D [d, r] 
 Source: LoGRA, arXiv 2610.06647.
 """
 
-from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, SketchedLayer, find_targets
+from logra_lightning.sketch.bank import SketchBank, SketchedLayer
 from logra_lightning.sketch.capture import SketchCapture
 from logra_lightning.sketch.factors import Factors
 from logra_lightning.sketch.merge import merge_
 from logra_lightning.sketch.projection import gaussian, rademacher
+from logra_lightning.sketch.targets import DEFAULT_TARGETS, find_targets
 
 __all__ = [
     "DEFAULT_TARGETS",

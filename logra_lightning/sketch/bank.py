@@ -9,23 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from logra_lightning.sketch.projection import PROJECTIONS, canonical_name, projection_key
-
-DEFAULT_TARGETS = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-)
+from logra_lightning.sketch.projection import PROJECTIONS, projection_key
 
 
 @dataclass
@@ -66,67 +56,6 @@ class SketchedLayer:
         """`A A^T` [r, r] fp32."""
         entries = self.entries.to(torch.float32)
         return (entries @ entries.t()).mul_(self.scale * self.scale)
-
-
-def find_targets(root: nn.Module, targets: Sequence[str] = DEFAULT_TARGETS) -> dict[str, nn.Linear]:
-    """The linear layers to sketch: name to module, in the order of the model.
-
-    For example `targets=["q_proj"]` finds `model.layers.0.self_attn.q_proj` and the `q_proj` of
-    every other layer.
-
-    Args:
-        root: the module to search, usually the `LightningModule`.
-        targets: last parts of the names of the layers, such as `q_proj`.
-
-    Returns:
-        Names without the parts that wrappers insert, and their linear layers.
-
-    Raises:
-        ValueError: no linear layer has that name, or it is an embedding or the output head.
-    """
-    if not targets:
-        raise ValueError("targets is empty: name at least one, such as q_proj")
-    forbidden = _embeddings_and_heads(root)
-    found: dict[str, nn.Linear] = {}
-    seen = set()
-    for name, module in root.named_modules():
-        leaf = name.rsplit(".", 1)[-1]
-        if leaf not in targets:
-            continue
-        if module in forbidden:
-            raise ValueError(
-                f"target {leaf!r} is an embedding or the output head ({name!r}), which cannot be "
-                f"sketched: remove it from trainer.strategy.init_args.targets; it is trained by "
-                f"AdamW with model.train_others=true"
-            )
-        if isinstance(module, nn.Linear):
-            found[canonical_name(name)] = module
-            seen.add(leaf)
-    missing = [target for target in targets if target not in seen]
-    if missing:
-        leaves = sorted(
-            {
-                name.rsplit(".", 1)[-1]
-                for name, module in root.named_modules()
-                if isinstance(module, nn.Linear) and module not in forbidden
-            }
-        )
-        raise ValueError(
-            f"no linear layer is called {', '.join(map(repr, missing))}; this model has "
-            f"{', '.join(leaves) or 'no linear layers'}: set trainer.strategy.init_args.targets"
-        )
-    return found
-
-
-def _embeddings_and_heads(root: nn.Module) -> set[nn.Module]:
-    found: set[nn.Module] = {m for m in root.modules() if isinstance(m, nn.Embedding)}
-    for module in root.modules():
-        get_head = getattr(module, "get_output_embeddings", None)
-        if callable(get_head):
-            head = get_head()
-            if isinstance(head, nn.Module):
-                found.add(head)
-    return found | {m for name, m in root.named_modules() if name.rsplit(".", 1)[-1] == "lm_head"}
 
 
 class SketchBank:
@@ -240,5 +169,6 @@ def _check_rank(modules: dict[str, nn.Linear], rank: int) -> None:
     if not 1 <= rank <= module.in_features:
         raise ValueError(
             f"sketch rank must be between 1 and {module.in_features} (in_features of {name!r}), "
-            f"got {rank}: set trainer.strategy.init_args.rank"
+            f"got {rank}: set trainer.strategy.init_args.rank, or leave that layer out of "
+            f"trainer.strategy.init_args.targets"
         )

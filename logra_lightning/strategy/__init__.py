@@ -10,6 +10,7 @@ from logra_lightning.strategy.ddp import SketchDDPStrategy
 from logra_lightning.strategy.fsdp import SketchFSDPStrategy
 from logra_lightning.strategy.mixin import SketchMixin, check_trainer_options
 from logra_lightning.strategy.single import SketchStrategy
+from logra_lightning.strategy.trained import freeze_others_, tell_what_trains
 
 for _strategy, _description in (
     (SketchStrategy, "gradient sketches, one device"),
@@ -28,4 +29,6 @@ __all__ = [
     "SketchMixin",
     "SketchStrategy",
     "check_trainer_options",
+    "freeze_others_",
+    "tell_what_trains",
 ]

@@ -27,8 +27,9 @@ from logra_lightning.distributed.processes import (
 )
 from logra_lightning.distributed.sharding import is_sharded
 from logra_lightning.optim.row_adam import RowAdam
-from logra_lightning.sketch.bank import DEFAULT_TARGETS, SketchBank, find_targets
+from logra_lightning.sketch.bank import SketchBank
 from logra_lightning.sketch.capture import SketchCapture
+from logra_lightning.sketch.targets import find_targets
 from logra_lightning.strategy.parent_watch import exit_with_parent
 
 SUPPORTED_PRECISION = ("32-true", "bf16-mixed", "bf16-true")
@@ -41,8 +42,9 @@ class SketchMixin(Strategy):
         rank: number of columns of every sketch; at most the `in_features` of each layer that is
             sketched. With a higher rank, sketches take more memory and time and have less noise.
         targets: names of the linear layers to sketch, by their last part: `q_proj` means
-            `model.layers.0.self_attn.q_proj` and all others that end so. Embeddings and the output
-            head cannot be sketched.
+            `model.layers.0.self_attn.q_proj` and all others that end so. When left out, all linear
+            layers of the decoder layers but for routers. Embeddings and the output head cannot be
+            sketched.
         projection: kind of random numbers that gradients are projected with: `rademacher` (signs),
             or `gaussian`, which takes four times the memory.
         projection_seed: seed of the projections; must be the same in every process.
@@ -63,7 +65,7 @@ class SketchMixin(Strategy):
     def __init__(
         self,
         rank: int = 256,
-        targets: Sequence[str] = DEFAULT_TARGETS,
+        targets: Sequence[str] | None = None,
         projection: Literal["rademacher", "gaussian"] = "rademacher",
         projection_seed: int = 0,
         **options: Any,
@@ -74,7 +76,7 @@ class SketchMixin(Strategy):
         if rank < 1:
             raise ValueError(f"sketch rank must be at least 1, got {rank}")
         self.rank = rank
-        self.targets = list(targets)
+        self.targets = None if targets is None else list(targets)
         self.projection = projection
         self.projection_seed = projection_seed
 
@@ -112,8 +114,8 @@ class SketchMixin(Strategy):
             modules = {name: m for name, m in modules.items() if m.weight.requires_grad}
             if not modules:
                 raise ValueError(
-                    f"all weights called {', '.join(self.targets)} are frozen: leave "
-                    f"requires_grad=True on those to sketch"
+                    f"all weights called {', '.join(self.targets or ['as by default'])} are "
+                    f"frozen: leave requires_grad=True on those to sketch"
                 )
             for module in modules.values():
                 module.weight.requires_grad_(False)

@@ -171,6 +171,23 @@ def test_samples_are_shown_at_the_first_step_and_then_every_so_often(tmp_path: P
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
+class Unscored(Fake):
+    """No reward applies to its third completion."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
+        assert self.rollouts is not None
+        self.rollouts.rewards[2] = math.nan
+
+
+def test_a_completion_without_a_reward_is_shown_and_written_so(tmp_path: Path) -> None:
+    callback = RolloutLogger(num_samples=4)
+    trainer = fit(tmp_path, callback, 1, Unscored(), logger=TensorBoardLogger(tmp_path))
+    (path,) = tmp_path.rglob("rollouts.jsonl")
+    assert [row["reward"] for row in read(path)] == [0.0, 1.0, None, 3.0]
+    assert "### 3. reward none\n" in texts(trainer.log_dir or "")["rollout/samples"][1]
+
+
 def test_a_batch_with_several_updates_skips_no_turn(tmp_path: Path) -> None:
     module = Fake()
     module.updates = 4

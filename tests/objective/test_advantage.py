@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -17,6 +18,7 @@ from logra_lightning.objective import (
     ReinforcePlusPlusBaseline,
     RunningBaseline,
 )
+from logra_lightning.objective.advantage import is_constant
 
 GROUPS = [[0.0, 1.0, 1.0, 3.5], [-2.0, 0.1, 0.2, 0.3]]
 FLAT = [r for group in GROUPS for r in group]
@@ -108,6 +110,42 @@ def test_one_different_completion_is_signal_for_the_whole_group(advantage: Advan
 
 def test_a_single_rollout_has_no_signal_in_a_batch_of_one() -> None:
     assert of(ReinforcePlusPlus(), [[3.0]]) == [[0.0]]
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    "make",
+    [GRPO, DrGRPO, RLOO, ReinforcePlusPlus, ReinforcePlusPlusBaseline, RunningBaseline],
+)
+def test_unscored_completions_count_in_no_mean_and_have_no_advantage(make: Any) -> None:
+    # Two groups of three, with an unscored completion each, are two groups of two.
+    gaps = of(make(), [[NAN, 0.0, 3.5], [2.0, NAN, -1.0]])
+    without = of(make(), [[0.0, 3.5], [2.0, -1.0]])
+    assert gaps[0][0] == gaps[1][1] == 0.0
+    assert [[gaps[0][1], gaps[0][2]], [gaps[1][0], gaps[1][2]]] == approx(without)
+    # A group with one scored completion or none has nothing to be compared with.
+    lonely = of(make(), [[NAN, NAN, NAN], [NAN, NAN, NAN]])
+    assert lonely == [[0.0] * 3] * 2
+    if make.min_group_size == 2:
+        assert of(make(), [[NAN, 5.0, NAN], [1.0, 2.0, 3.0]])[0] == [0.0] * 3
+
+
+def test_a_batch_without_rewards_leaves_the_running_baseline_as_it_is() -> None:
+    advantage = RunningBaseline(weight=0.25)
+    of(advantage, [[NAN, NAN]])
+    assert advantage.baseline is None
+    of(advantage, [[1.0, 3.0]])
+    of(advantage, [[NAN, NAN]])
+    assert advantage.baseline == 2.0
+
+
+def test_unscored_rewards_make_no_group_differ() -> None:
+    rewards = torch.tensor([[NAN, 1.0], [NAN, NAN]])
+    assert is_constant(rewards).tolist() == [True, True]
+    three = torch.tensor([[NAN, 1.0, 2.0], [1.0, NAN, 1.0]])
+    assert is_constant(three).tolist() == [False, True]
 
 
 def test_options_out_of_range_are_refused() -> None:

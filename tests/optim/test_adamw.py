@@ -21,13 +21,13 @@ OPTIONS = AdamWOptions(lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
 
 
 def group(*params: nn.Parameter) -> dict[str, object]:
-    return {"params": list(params)} | OPTIONS.__dict__
+    return {"params": list(params)} | OPTIONS.of_group()
 
 
 def test_equals_torch_adamw_on_clipped_gradients() -> None:
     param = nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
     reference = copy.deepcopy(param)
-    adamw = torch.optim.AdamW([reference], **OPTIONS.__dict__)
+    adamw = torch.optim.AdamW([reference], **OPTIONS.of_group())
     states = {param: adamw_state(param)}
     for step in range(4):
         gradient = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
@@ -48,7 +48,7 @@ def test_a_parameter_without_a_gradient_is_left_alone() -> None:
 def test_small_updates_of_bf16_weights_add_up() -> None:
     param = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     states = {param: adamw_state(param)}
-    small = {"params": [param]} | (OPTIONS.__dict__ | {"lr": 1e-4, "weight_decay": 0.0})
+    small = {"params": [param]} | (OPTIONS.of_group() | {"lr": 1e-4, "weight_decay": 0.0})
     for _ in range(100):
         param.grad = torch.ones_like(param)
         adamw_step_(small, states, clip=1.0)

@@ -22,7 +22,7 @@ from logra_lightning.policy.load import (
     stop_token_ids,
 )
 from logra_lightning.sketch import DEFAULT_TARGETS
-from logra_lightning.tokenizer import load_tokenizer, pad_token_id
+from logra_lightning.tokenizer import load_tokenizer
 from tests.conftest import TINY_POLICY, make_llama
 
 
@@ -39,14 +39,11 @@ def test_dtype_is_torchs_default_unless_given() -> None:
     assert load_policy(str(TINY_POLICY), dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
-def test_stop_and_pad_tokens_of_the_tiny_policy() -> None:
+def test_stop_tokens_and_context_of_the_tiny_policy() -> None:
     policy, tokenizer = load_policy(str(TINY_POLICY)), load_tokenizer(str(TINY_POLICY))
     assert stop_token_ids(policy, tokenizer) == [tokenizer.eos_token_id]
     policy.generation_config.eos_token_id = [7, tokenizer.eos_token_id]
     assert stop_token_ids(policy, tokenizer) == sorted([7, tokenizer.eos_token_id])
-    assert pad_token_id(tokenizer) == tokenizer.pad_token_id
-    tokenizer.pad_token = None
-    assert pad_token_id(tokenizer) == tokenizer.eos_token_id
     assert context_length(policy) == 64
 
 

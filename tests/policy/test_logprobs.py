@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from transformers import LlamaForCausalLM
 
@@ -20,7 +22,7 @@ def rollouts() -> Rollouts:
 def test_each_completion_has_the_logprobs_of_a_plain_pass(llama: LlamaForCausalLM) -> None:
     batch = rollouts()
     cpu = torch.device("cpu")
-    microbatches = list(pack(batch, 14, pad_token_id=0, temperature=0.5, device=cpu))
+    microbatches = list(pack(batch, 14, temperature=0.5, device=cpu))
     assert len(microbatches) == 2
     empty = torch.zeros(0)
     tokens = torch.zeros(1, 2, dtype=torch.int64)
@@ -50,3 +52,20 @@ def test_each_completion_has_the_logprobs_of_a_plain_pass(llama: LlamaForCausalL
         rtol=1e-4,
         atol=1e-4,
     )
+
+
+def test_no_logprob_depends_on_what_fills_the_rows(llama: LlamaForCausalLM) -> None:
+    (microbatch,) = pack(rollouts(), 100, temperature=1.0, device=torch.device("cpu"))
+    sizes = torch.tensor([len(PROMPTS[i]) + SIZES[i] for i in microbatch.rollouts])
+    filler = torch.arange(microbatch.input_ids.shape[1]) >= sizes[:, None]
+    assert filler.any()
+    found = [
+        microbatch_logprobs(
+            llama,
+            replace(microbatch, input_ids=microbatch.input_ids.masked_fill(filler, token)),
+            chunk_tokens=100,
+            entropy_gradient=False,
+        )
+        for token in (0, 60)
+    ]
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)

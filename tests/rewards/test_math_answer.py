@@ -82,6 +82,17 @@ TABLE = [
         ("gold is a float", 0.5, r"\frac12", 1),
         ("empty box", "5", r"\boxed{}", 0),
         ("empty", "5", "", 0),
+        ("another kind of box", "5", r"\boxed{4} no, \fbox{5}", 1),
+        ("tags", "Tuesday", "<answer>Tuesday</answer>", 1),
+        ("a sentence after a box", "6", r"\boxed{5}. No, the answer is 6.", 1),
+        ("a sentence after a box, wrong", "5", r"\boxed{5}. No, the answer is 6.", 0),
+        ("a choice in a sentence", "B", "The answer is (B).", 1),
+        ("per cent in a sentence", "50", "The answer is 50%.", 1),
+        ("a fraction in a sentence", "1/2", "The answer is 3/6, as I said.", 1),
+        ("two in a sentence", "5", "The answer is 5 or 6.", 0),
+        ("thinking", "5", r"<think>\boxed{4}</think>It is 5.", 1),
+        ("thinking alone", "5", r"<think>\boxed{5}</think>I do not know.", 0),
+        ("thinking without an end", "5", r"<think>so it is \boxed{5}", 0),
         ("nothing to find", "5", "I do not know, really.", 0),
     ]
 ]

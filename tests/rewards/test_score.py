@@ -74,12 +74,15 @@ def test_nonsense_is_refused_with_the_name_and_the_row(value: object) -> None:
         score([Reward(broken)], PROMPTS, TEXTS, IDS)
 
 
-def test_a_forgotten_return_is_refused() -> None:
-    def forgets(answer: str) -> None:
-        pass
+def test_a_completion_to_which_no_reward_applies_has_none() -> None:
+    def sometimes(completion: str) -> float | None:
+        return None if "4" in completion else 0.0
 
-    with pytest.raises(ValueError, match="no reward applies to a completion of row 10: forgets"):
-        score([Reward(forgets)], PROMPTS, TEXTS, IDS)
+    for on_error in ("raise", "zero"):
+        scores = score([Reward(sometimes, on_error=on_error)], PROMPTS, TEXTS, IDS)  # type: ignore[arg-type]
+        assert scores.total.isnan().tolist() == [True, True, False, False]
+        assert scores.total[2:].tolist() == [0.0, 0.0]
+        assert scores.metrics.get("rewards/sometimes/errors", 0.0) == 0.0
 
 
 def test_missing_column_lists_what_is_there() -> None:

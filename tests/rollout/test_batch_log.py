@@ -21,6 +21,14 @@ def rollouts(truncated: float) -> Rollouts:
     return Rollouts([[1]], completions, torch.zeros(1), {}, torch.zeros(1), metrics=metrics)
 
 
+def unscored(share: float) -> Rollouts:
+    none = rollouts(0.0)
+    rewards = {"correct": torch.zeros(1)}
+    return replace(
+        none, rewards_by_name=rewards, metrics=none.metrics | {"rollout/unscored_frac": share}
+    )
+
+
 def one_step(log: BatchLog) -> None:
     log.stats.begin_step()
     log.stats.add("loss/policy", torch.tensor(0.5))
@@ -75,3 +83,15 @@ def test_tokens_without_a_logprob_are_told_once() -> None:
     assert [str(warning.message)[:58] for warning in caught] == [
         "the engine returned no finite logprob for 3 of 9 tokens of"
     ]
+
+
+def test_the_first_batch_without_any_reward_is_told() -> None:
+    log = BatchLog()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for share in (0.9, 1.0, 1.0):
+            log.begin_batch()
+            one_step(log)
+            log.values(unscored(share), 6)
+    (message,) = [str(warning.message) for warning in caught]
+    assert "nothing is trained on a batch: correct returned None for all" in message

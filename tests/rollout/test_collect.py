@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -177,6 +178,46 @@ def test_advantages_of_another_shape_are_refused_by_name(wrong: Any) -> None:
         ValueError, match=r"model.objective.advantage Wrong must return finite .*\[3, 2\]"
     ):
         dynamic(engine, None, max_refills=0, advantage=Wrong())
+
+
+def when_known(completion: str, answer: str) -> float | None:
+    """1 or 0; None, which is no reward, for an answer of 9."""
+    return None if completion == "9" else float(completion == answer)
+
+
+def test_unscored_completions_have_no_advantage_and_a_group_needs_two_scored() -> None:
+    nine = [[9], [9]]
+    engine = Scripted([[[1], [9]], [[1], [2]], nine])
+    own = replace(sampler(engine), rewards=[Reward(when_known)])
+    rollouts = collect(prompts(1, 1, 1), sampler=own, advantage=GRPO(), seed=0)
+    assert rollouts.rewards.isnan().tolist() == [False, True, False, False, True, True]
+    assert rollouts.advantages.sign().tolist() == [0, 0, 1, -1, 0, 0]
+    assert rollouts.metrics["rollout/unscored_frac"] == 0.5
+
+    engine = Scripted([[[1], [9]], [[1], [2]], nine])
+    own = replace(sampler(engine), rewards=[Reward(when_known)])
+    kept = collect(
+        prompts(1, 1, 1),
+        sampler=own,
+        advantage=GRPO(),
+        seed=0,
+        dynamic_sampling=DynamicSampling(0),
+    )
+    assert kept.rewards.tolist() == [1, 0]
+    assert kept.metrics["rollout/dropped_groups"] == 2
+
+
+def test_an_advantage_may_return_anything_where_there_is_no_reward() -> None:
+    engine = Scripted([[[1], [9]]])
+    own = replace(sampler(engine), rewards=[Reward(when_known)])
+    rollouts = collect(prompts(1), sampler=own, advantage=Spread(), seed=0)
+    assert rollouts.advantages.tolist() == [1, 0]
+
+
+def test_evaluation_rows_say_none_where_no_reward_applies() -> None:
+    engine = Scripted([[[7], [9]]])
+    own = replace(sampler(engine), rewards=[Reward(when_known)])
+    assert [row["reward"] for row in evaluate(prompts(7), sampler=own, seed=1)] == [1.0, None]
 
 
 def test_the_same_seed_asks_for_the_same_prompts() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -29,9 +31,10 @@ def test_a_validation_has_all_its_numbers() -> None:
         "reward": (3.5 / 4 + 0.25 / 4) / 2,
         "length": (2.5 + 15) / 2,
         "truncated_frac": 0.25,
+        "unscored_frac": 0.0,
     }
     assert {name: means[name] for name in expected} == pytest.approx(expected)
-    assert list(means)[:8] == list(expected)
+    assert list(means)[:9] == list(expected)
     # the row without a source counts in the total alone
     assert {name for name in means if "/" in name} == {f"sums/{name}" for name in expected}
     assert means["sums/pass@2"] == pytest.approx(1 - 1 / 6)
@@ -48,6 +51,7 @@ def test_one_completion_has_no_average_and_one_source_no_heading() -> None:
         "reward": 0.5,
         "length": 5.5,
         "truncated_frac": 0.0,
+        "unscored_frac": 0.0,
     }
 
 
@@ -88,8 +92,40 @@ def test_a_new_validation_starts_from_nothing() -> None:
     metrics.reset()
     metrics.update(REWARDS[:, :2], 1.0, LENGTHS[:, :2], TRUNCATED[:, :2], None, [None, None])
     assert list(metrics.compute()) == [
-        *("pass@1", "pass@2", "avg@2", "reward", "length", "truncated_frac")
+        *("pass@1", "pass@2", "avg@2", "reward", "length", "truncated_frac", "unscored_frac")
     ]
+
+
+def test_an_unscored_completion_is_left_out_and_counted() -> None:
+    nan = math.nan
+    # Of the scored ones: 1 of 3 succeeds, 1 of 2, none at all.
+    rewards = torch.tensor([[1.0, 0.0, nan, 0.0], [nan, nan, 0.0, 1.0], [nan] * 4])
+    answers = [["4", "5", "4", "5"], ["7", "7", "8", "9"], ["1", "1", "1", "1"]]
+    zeros = torch.zeros(rewards.shape)
+    metrics = EvalMetrics([2, 3])
+    metrics.update(rewards, 1.0, zeros + 2, zeros > 0, answers, [None] * 3)
+    assert metrics.compute() == pytest.approx(
+        {
+            "pass@1": (1 / 3 + 1 / 2) / 2,
+            "pass@2": (2 / 3 + 1) / 2,  # of 3 completions, one draws the right one in 2 of 3 pairs
+            "pass@3": 1.0,  # the second prompt has two, too few to tell
+            "avg@4": (1 / 3 + 1 / 2) / 2,
+            "maj@4": 0.0,  # 5 and 8, which is given before 9
+            "reward": (1 / 3 + 1 / 2) / 2,
+            "length": 2.0,
+            "truncated_frac": 0.0,
+            "unscored_frac": 7 / 12,
+        }
+    )
+
+
+def test_a_validation_without_any_reward_has_no_success_to_tell() -> None:
+    row = {"reward": None, "length": 2, "truncated": False, "answer": "7", "source": None}
+    metrics = EvalMetrics()
+    metrics.update_rows([row], 1, 1.0)
+    means = metrics.compute()
+    assert math.isnan(means["pass@1"])
+    assert (means["unscored_frac"], means["length"]) == (1.0, 2.0)
 
 
 def test_inputs_that_do_not_fit_are_refused() -> None:

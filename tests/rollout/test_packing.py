@@ -31,7 +31,7 @@ def rollouts(prompts: list[list[int]], completions: list[list[int]]) -> Rollouts
 
 
 def packed(batch: Rollouts, max_tokens: int) -> list[Microbatch]:
-    return list(pack(batch, max_tokens, pad_token_id=EOS, temperature=0.7, device=CPU))
+    return list(pack(batch, max_tokens, temperature=0.7, device=CPU))
 
 
 def test_masks_come_from_lengths_when_padding_is_the_end_of_sequence() -> None:
@@ -63,6 +63,11 @@ def test_every_rollout_once_within_the_budget(max_tokens: int) -> None:
         assert m.input_ids.shape[1] >= following.input_ids.shape[1]
 
 
+def test_rows_are_filled_with_a_token_that_every_embedding_has() -> None:
+    (microbatch,) = packed(rollouts([[3], [4]], [[5], [5, 6, 7]]), 100)
+    assert microbatch.input_ids[~microbatch.completion_mask].tolist() == [4, 3, 0, 0]
+
+
 def test_a_rollout_longer_than_the_budget_names_the_option() -> None:
     with pytest.raises(ValueError, match=r"max_tokens_per_microbatch from 4 to at least 5"):
         packed(rollouts([[1, 2]], [[3, 4, 5]]), 4)
@@ -73,9 +78,7 @@ def test_values_of_tokens_follow_their_rollouts() -> None:
     old = [torch.full((len(c.token_ids),), float(i)) for i, c in enumerate(batch.completions)]
     batch = replace(batch, old_logprobs=old, reference_logprobs=[-x for x in old])
     weights = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
-    (microbatch,) = pack(
-        batch, 100, pad_token_id=EOS, temperature=1.0, device=CPU, token_weights=weights
-    )
+    (microbatch,) = pack(batch, 100, temperature=1.0, device=CPU, token_weights=weights)
     assert list(microbatch.rollouts) == [1, 2, 0]
     assert microbatch.old_logprobs is not None
     assert microbatch.reference_logprobs is not None
@@ -167,6 +170,17 @@ def test_the_minibatches_of_two_processes_are_those_of_one(
             part += found.prompt_ids
     assert [sorted(part) for part in together] == [sorted(part) for part in alone]
     assert [len(part) for part in together] == [6, 4, 4]
+
+
+def test_what_no_reward_applies_to_is_not_trained_nor_what_is_cut_off_where_that_is_masked() -> (
+    None
+):
+    batch = rollouts([[i] for i in range(4)], [[5]] * 4)
+    cut = [Completion([5], torch.zeros(1), truncated=i == 3) for i in range(4)]
+    rewards = torch.tensor([0.0, float("nan"), 1.0, 2.0])
+    batch = replace(batch, completions=cut, rewards=rewards)
+    assert list(trained_ones(batch, mask_truncated=False).prompt_ids) == [[0], [2], [3]]
+    assert list(trained_ones(batch, mask_truncated=True).prompt_ids) == [[0], [2]]
 
 
 def test_fewer_groups_than_minibatches_leave_some_empty() -> None:

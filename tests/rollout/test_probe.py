@@ -20,7 +20,6 @@ def test_states_and_logits_are_those_before_each_completion_token(llama: LlamaFo
         llama,
         rollouts,
         temperature=0.5,
-        pad_token_id=0,
         device=torch.device("cpu"),
         mismatch=0.25,
     )
@@ -40,7 +39,5 @@ def test_states_and_logits_are_those_before_each_completion_token(llama: LlamaFo
 
 def test_a_rank_without_rollouts_has_a_probe_without_tokens(llama: LlamaForCausalLM) -> None:
     none = Rollouts([], [], torch.zeros(0), {}, torch.zeros(0), 0)
-    probe = rollout_probe(
-        llama, none, temperature=1.0, pad_token_id=0, device=torch.device("cpu"), together=True
-    )
+    probe = rollout_probe(llama, none, temperature=1.0, device=torch.device("cpu"), together=True)
     assert probe.hidden() == []

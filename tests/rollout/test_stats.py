@@ -27,6 +27,7 @@ def test_stats_of_two_groups() -> None:
     assert rollout_stats(rollouts, 2) == pytest.approx(
         {
             "rollout/reward": 1.0,
+            "rollout/unscored_frac": 0.0,
             "rollout/reward_std": 0.5,  # (1 + 0) / 2
             "rollout/length": 2.5,
             "rollout/truncated_frac": 0.25,
@@ -39,6 +40,34 @@ def test_stats_of_two_groups() -> None:
             "rewards/a": 3.0,
         }
     )
+
+
+def unscored(rewards: list[float]) -> dict[str, float]:
+    completions = [Completion([1], torch.zeros(1), truncated=False) for _ in rewards]
+    values = torch.tensor(rewards)
+    zeros = torch.zeros(len(rewards))
+    prompts = [[1]] * len(rewards)
+    return rollout_stats(Rollouts(prompts, completions, values, {"a": values}, zeros), 2)
+
+
+def test_means_leave_out_what_no_reward_applies_to() -> None:
+    nan = math.nan
+    stats = unscored([3.0, nan, nan, nan, 1.0, 2.0, 4.0, 4.0])
+    assert stats["rollout/reward"] == stats["rewards/a"] == pytest.approx(14 / 5)
+    assert stats["rollout/unscored_frac"] == 3 / 8
+    assert stats["rollout/reward_std"] == pytest.approx(0.5 / 4)
+    assert stats["rollout/zero_variance_frac"] == 3 / 4
+    none = unscored([nan, nan])
+    assert none["rollout/unscored_frac"] == 1.0
+    assert not {"rollout/reward", "rewards/a"} & none.keys()
+    assert all(map(math.isfinite, none.values()))
+
+
+def test_the_mean_reward_of_several_samples_is_that_of_the_scored_ones() -> None:
+    parts = [unscored([3.0, math.nan]), unscored([1.0, 2.0]), unscored([math.nan] * 2)]
+    merged = merged_metrics(parts)
+    assert merged["rollout/reward"] == pytest.approx(2.0)
+    assert merged["rollout/unscored_frac"] == pytest.approx(0.5)
 
 
 def test_metrics_of_several_samples_are_those_of_one() -> None:

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from logra_lightning.rewards import thinking
 from logra_lightning.rewards.calls import metric_log
 from logra_lightning.rewards.calls import pool_worker as wire
 
@@ -32,7 +33,7 @@ class Forker:
     """
 
     def __init__(self, callee: Any, memory_gib: float | None) -> None:
-        alone = [metric_log]
+        alone = [metric_log, thinking]  # what these files import of the package
         name = str(getattr(callee, "__module__", ""))
         if name.startswith("logra_lightning.rewards."):
             alone.append(sys.modules[name])

@@ -232,7 +232,7 @@ def test_a_call_that_cannot_be_sent_is_an_error_of_its_own(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["calls/metric_log", "calls/pool_worker", "gym_task", "math_grader", "text"]
+    "file", ["calls/metric_log", "calls/pool_worker", "gym_task", "math_grader", "text", "thinking"]
 )
 def test_what_workers_load_by_path_needs_the_standard_library_alone(file: str) -> None:
     path = ROOT / "logra_lightning" / "rewards" / f"{file}.py"
