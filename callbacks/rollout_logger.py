@@ -45,7 +45,8 @@ class RolloutLogger(Callback):
     `step` counts optimizer steps, those of the batch included. `eval_<step>.jsonl` has all
     `eval_rows` of a validation. Where several processes train, each writes files of its own, such
     as `rollouts_process0.jsonl`. A resumed run removes the rows of the steps that it makes again.
-    When a file cannot be written, a warning says so once, and training goes on without files.
+    When a file cannot be written, a warning says so once, and training goes on without files. With
+    `trainer.fast_dev_run` there are none.
 
     Args:
         every_n_steps: number of steps from one showing in the logger to the next.
@@ -87,7 +88,7 @@ class RolloutLogger(Callback):
         self._step_before = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not self.jsonl:
+        if not self.jsonl or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         folder = self.dirpath or trainer.log_dir or trainer.default_root_dir
         if "://" in folder:

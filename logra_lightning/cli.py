@@ -16,6 +16,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,6 +42,7 @@ from logra_lightning.callbacks import (
     ValidateAtEnds,
     WeightSync,
 )
+from logra_lightning.checkpoints.newest import chosen_checkpoint
 from logra_lightning.checks import null_group
 from logra_lightning.hub import hub_options
 from logra_lightning.module import PolicyModule
@@ -188,7 +190,11 @@ class LograCLI(LightningCLI):
                 (self.config_init[self.subcommand])[key] = callback(**options)
                 parser.callback_keys.append(key)
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": self._default_callbacks()}
-        return super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            # Some of Lightning's own would still save when training ends.
+            trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Checkpoint)]  # type: ignore[attr-defined]
+        return trainer
 
     def _default_callbacks(self) -> list[Callback]:
         """A progress bar and checkpoints, unless the user has some or wants none."""
@@ -201,8 +207,15 @@ class LograCLI(LightningCLI):
             callbacks.append(StepCheckpoint())
         return callbacks
 
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        options = super()._prepare_subcommand_kwargs(subcommand)
+        options["ckpt_path"] = chosen_checkpoint(self.trainer, subcommand, options["ckpt_path"])
+        return options
+
     @rank_zero_only
     def after_predict(self) -> None:
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
         batches = self.trainer.predict_loop.predictions
         directory = Path(self.trainer.log_dir or ".")
         directory.mkdir(parents=True, exist_ok=True)
@@ -244,8 +257,11 @@ def export(args: Sequence[str]) -> None:
     parser.add_function_arguments(export_checkpoint, as_group=False)
     written = export_checkpoint(**parser.parse_args(list(args)).as_dict())
     print(f"exported: {written}")
-    print(f"open it:  AutoModelForCausalLM.from_pretrained({str(written.folder)!r})")
-    print(f"          vllm serve {shlex.quote(str(written.folder))}", flush=True)
+    print(f"open it:  AutoModelForCausalLM.from_pretrained({str(written.folder)!r})", flush=True)
+    if find_spec("vllm") is not None:
+        # `vllm serve` is the same, but does not start with the package for CPUs.
+        serve = "python -m vllm.entrypoints.openai.api_server --model"
+        print(f"serve it: {serve} {shlex.quote(str(written.folder))}", flush=True)
 
 
 def main() -> None:
