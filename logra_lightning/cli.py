@@ -48,6 +48,7 @@ from logra_lightning.hub import hub_options
 from logra_lightning.module import PolicyModule
 from logra_lightning.policy.export import export_checkpoint
 from logra_lightning.renamed import renamed_in
+from logra_lightning.seeding import seed_for_all
 
 _PROGRAM = "python -m logra_lightning"
 
@@ -180,6 +181,11 @@ class LograCLI(LightningCLI):
             if self._get(self.config, key) is None:
                 reason = f"{key} is null: to leave it out, set {key}.enabled=false"
                 self.parser.exit(2, f"error: {reason}\n")
+
+    def instantiate_classes(self) -> None:
+        """Make all objects; those without a seed of their own have that of `seed_everything`."""
+        with seed_for_all(int(self._get(self.config, "seed_everything"))):
+            super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         parser = self._parser(self.subcommand)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from logra_lightning.cli import main
 from tests.conftest import TINY_POLICY, write_sums
@@ -51,6 +53,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
                     "init_args": {"rank": 8},
                 },
                 "max_steps": 1,
+                "val_check_interval": 1,
                 "check_val_every_n_epoch": None,
                 "enable_progress_bar": False,
                 **trainer,
@@ -98,3 +101,99 @@ def test_a_finished_run_of_lightnings_own_callback_goes_on(
     second = Path("runs/logra/version_1")
     steps = [json.loads(line)["step"] for line in (second / "rollouts.jsonl").open()]
     assert set(steps) == {2}
+
+
+def rows(path: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).open()]
+
+
+def completions(path: str) -> list[tuple[str, str]]:
+    return [(row["prompt"], row["completion"]) for row in rows(path)]
+
+
+def test_one_seed_is_that_of_rollouts_and_of_the_order_of_prompts(run: Run) -> None:
+    off = ["--validate_at_ends.enabled=false", "--trainer.limit_val_batches=0"]
+    for options in (
+        ["--seed_everything=1"],
+        ["--seed_everything=2", "--model.seed=1", "--data.init_args.seed=1"],
+        ["--seed_everything=1", "--model.seed=0"],
+        [],
+        ["--model.seed=0", "--data.init_args.seed=0"],
+    ):
+        run("fit", *off, *options, enable_checkpointing=False)
+    one, given, mixed, default, zero = (
+        completions(f"runs/logra/version_{i}/rollouts.jsonl") for i in range(5)
+    )
+    assert one == given
+    assert default == zero
+    assert [p for p, _ in one] == [p for p, _ in mixed] != [p for p, _ in zero]
+    assert [c for _, c in one] != [c for _, c in mixed]
+
+
+def test_an_evaluation_is_logged_at_the_step_of_its_checkpoint(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("fit", "--trainer.max_steps=2")
+    loggers = ["TensorBoardLogger", "CSVLogger"]
+    logger = [
+        {"class_path": f"lightning.pytorch.loggers.{name}", "init_args": {"save_dir": name}}
+        for name in loggers
+    ]
+    capsys.readouterr()
+    run("validate", "--ckpt_path=runs", logger=logger)
+    run("test", "--ckpt_path=runs", logger=logger)
+    assert "validation at step 2\n" in capsys.readouterr().out
+    for version, tag in enumerate(["eval/pass@1", "test/pass@1"]):
+        (events,) = Path("TensorBoardLogger").glob(f"*/version_{version}")
+        found = EventAccumulator(str(events))
+        found.Reload()
+        assert [event.step for event in found.Scalars(tag)] == [2]
+        (table,) = Path("CSVLogger").glob(f"*/version_{version}/metrics.csv")
+        (row,) = csv.DictReader(table.open())
+        assert (row["step"], tag in row) == ("2", True)
+    (files,) = Path("TensorBoardLogger").glob("*/version_0")
+    assert (files / "eval_2.jsonl").exists()
+
+
+def stopper(monitor: str, **options: Any) -> dict[str, Any]:
+    path = "lightning.pytorch.callbacks.EarlyStopping"
+    return {"class_path": path, "init_args": {"monitor": monitor, "patience": 9, **options}}
+
+
+@pytest.mark.parametrize(
+    "callback", [saver(monitor="eval/pass1"), stopper("eval/pass1"), stopper("rollout/rewards")]
+)
+@pytest.mark.parametrize("ends", ["true", "false"])
+def test_a_monitor_that_nothing_logs_is_refused_at_once(
+    run: Run, callback: dict[str, Any], ends: str
+) -> None:
+    name = callback["class_path"].rpartition(".")[2]
+    monitor = callback["init_args"]["monitor"]
+    nearest = {"eval/pass1": "'eval/pass@1'", "rollout/rewards": "'rollout/reward'"}[monitor]
+    with pytest.raises(SystemExit) as stop:
+        run(
+            "fit",
+            f"--validate_at_ends.enabled={ends}",
+            "--trainer.max_steps=9",
+            callbacks=[callback],
+        )
+    assert str(stop.value).startswith(
+        f"error: {name} in trainer.callbacks has the monitor {monitor!r}, which nothing logs: set "
+        f"it to a metric that there is, such as {nearest}"
+    )
+    assert {row["step"] for row in rows("runs/logra/version_0/rollouts.jsonl")} == {1}
+
+
+@pytest.mark.parametrize("ends", ["true", "false"])
+def test_monitors_of_training_and_of_validation_are_both_fine(run: Run, ends: str) -> None:
+    monitors = ["rollout/reward", "eval/pass@1"]
+    callbacks = [*(saver(monitor=m) for m in monitors), *(stopper(m) for m in monitors)]
+    callbacks.append(stopper("nothing", strict=False))
+    run("fit", f"--validate_at_ends.enabled={ends}", callbacks=callbacks)
+
+
+def test_a_scheduler_that_needs_a_metric_is_refused_before_the_first_rollout(run: Run) -> None:
+    scheduler = "--model.lr_scheduler=lightning.pytorch.cli.ReduceLROnPlateau"
+    with pytest.raises(SystemExit, match=r"^error: model.lr_scheduler is ReduceLROnPlateau"):
+        run("fit", scheduler, "--model.lr_scheduler.init_args.monitor=eval/pass@1")
+    assert not list(Path.cwd().rglob("rollouts.jsonl"))

@@ -24,7 +24,7 @@ ORDER = [
     ("engines",),
     ("rollout",),
     ("strategy",),
-    ("checks",),
+    ("checks", "monitors"),
     ("module",),
     ("callbacks",),
     ("cli",),
