@@ -22,7 +22,7 @@ def save_now(trainer: Trainer, pl_module: LightningModule, exception: BaseExcept
         pl_module: the module that trains.
         exception: why the run ends.
     """
-    callbacks: list[Any] = trainer.checkpoint_callbacks  # type: ignore[assignment]
+    callbacks: list[Any] = trainer.checkpoint_callbacks
     savers = [c for c in callbacks if isinstance(c, ModelCheckpoint)]
     for callback in callbacks:
         if getattr(callback, "save_on_exception", False):

@@ -49,7 +49,7 @@ def checkpoints_of_runs(trainer: Trainer) -> set[str]:
     A folder that a callback names (`dirpath`) takes the place of the log folder. Of numbered
     folders (`version_3`) the trainer's own counts where it has checkpoints, else all of them do.
     """
-    callbacks: list[Any] = trainer.checkpoint_callbacks  # type: ignore[assignment]
+    callbacks: list[Any] = trainer.checkpoint_callbacks
     found = {c.ckpt_path for c in callbacks if isinstance(c, OnExceptionCheckpoint)}
     savers = [c for c in callbacks if isinstance(c, ModelCheckpoint)]
     if not savers:
@@ -69,7 +69,7 @@ def checkpoints_like(callback: ModelCheckpoint, trainer: Trainer) -> set[str]:
 
 def is_remote(trainer: Trainer) -> bool:
     """Whether a run's checkpoints lie on remote storage (`s3://...`), where Lightning looks."""
-    callbacks: list[Any] = trainer.checkpoint_callbacks  # type: ignore[assignment]
+    callbacks: list[Any] = trainer.checkpoint_callbacks
     folders = [getattr(callback, "dirpath", None) for callback in callbacks]
     folders += [logger.save_dir for logger in trainer.loggers] + [trainer.default_root_dir]
     return any("://" in str(folder) for folder in folders)
