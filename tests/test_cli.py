@@ -103,6 +103,18 @@ def test_a_finished_run_of_lightnings_own_callback_goes_on(
     assert set(steps) == {2}
 
 
+def test_a_stopped_run_with_callbacks_of_lightnings_own_loses_no_step(run: Run) -> None:
+    monitored = {"monitor": "eval/pass@1", "mode": "max"}
+    callbacks = [stopper(**monitored), saver(save_top_k=3, **monitored)]
+    stop = {"class_path": "tests.callbacks.test_save_now.Stop", "init_args": {"step": 2}}
+    often = ["--trainer.max_steps=3", "--trainer.val_check_interval=100"]
+    with pytest.raises(SystemExit) as ended:
+        run("fit", *often, callbacks=[*callbacks, stop])
+    assert ended.value.code == 143
+    run("fit", "--ckpt_path=last", *often, callbacks=callbacks)
+    assert {row["step"] for row in rows("runs/logra/version_1/rollouts.jsonl")} == {3}
+
+
 def rows(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).open()]
 

@@ -22,7 +22,8 @@ def newest(paths: Iterable[str | Path]) -> str:
     for path in paths:
         with suppress(OSError):  # nothing there, or a link to nothing
             times[str(path)] = Path(path).stat().st_mtime_ns
-    latest = [path for path, time in times.items() if time == max(times.values())]
+    last = max(times.values(), default=0)
+    latest = [path for path, time in times.items() if time == last]
     return max(latest, key=_step) if len(latest) > 1 else "".join(latest)
 
 

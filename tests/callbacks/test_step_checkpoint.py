@@ -15,10 +15,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 
+from logra_lightning import PolicyModule, SketchAccumulation, SketchStrategy
 from logra_lightning.callbacks import StepCheckpoint
 from logra_lightning.callbacks.preemption import PreemptedError
 from logra_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO, CheckpointNotWrittenError
 from logra_lightning.checkpoints.newest import newest
+from logra_lightning.optim import AdamWOptions
+from tests import runs
 
 
 @pytest.mark.parametrize(("steps", "validate_every"), [(5, 3), (6, 3), (2, 100)])
@@ -81,6 +84,51 @@ def test_a_run_that_ends_for_a_bad_gradient_saves_what_is_finite(
         again.fit(model, ckpt_path=str(tmp_path / "last.ckpt"))
         assert again.global_step == 5
         assert not told
+
+
+@pytest.mark.usefixtures("private_datasets_cache")
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.parametrize("strategy", ["sketch", "auto"])
+def test_good_updates_outlive_bad_gradients_and_the_run_goes_on(
+    tmp_path: Path, strategy: str
+) -> None:
+    class Bad(PolicyModule):
+        good: Any = None
+
+        def take_step(self) -> None:
+            if self.global_step >= 2:
+                self.good = self.good or runs.weights(self)
+                sketches = getattr(self.trainer.strategy, "sketches", None)
+                if sketches is not None:
+                    sketches.flat.fill_(torch.nan)
+                for parameter in self.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.fill_(torch.nan)
+            super().take_step()
+
+    def fitted(module: PolicyModule, steps: int, **options: Any) -> Trainer:
+        saves = StepCheckpoint(dirpath=tmp_path / "saved")
+        run = runs.trainer(
+            tmp_path,
+            steps,
+            strategy=SketchStrategy(rank=32) if strategy == "sketch" else strategy,
+            callbacks=[SketchAccumulation(), saves],
+            enable_checkpointing=True,
+        )
+        run.fit(module, datamodule=runs.data(tmp_path), **options)
+        return run
+
+    module = runs.policy(kind=Bad, adamw=AdamWOptions(lr=1e-3))
+    with pytest.raises((FloatingPointError, RuntimeError), match=r"not finite|non-finite"):
+        fitted(module, 20)
+    saved = torch.load(tmp_path / "saved" / "last.ckpt", weights_only=True)
+    assert saved["global_step"] >= 2
+    torch.testing.assert_close(saved["state_dict"], module.good, rtol=0, atol=0)
+    again = runs.policy(adamw=AdamWOptions(lr=1e-3))
+    steps = saved["global_step"] + 2
+    path = str(tmp_path / "saved" / "last.ckpt")
+    assert fitted(again, steps, ckpt_path=path).global_step == steps
+    assert all(bool(weight.isfinite().all()) for weight in runs.weights(again).values())
 
 
 def boring_trainer(folder: Path, steps: int, *callbacks: Any, **options: Any) -> Trainer:
