@@ -50,9 +50,10 @@ class EvalTable(Callback):
         # A source's name may have letters that the terminal cannot show.
         encoding = sys.stdout.encoding or "utf-8"
         printable = text.getvalue().strip().encode(encoding, errors="replace").decode(encoding)
+        # Outside of fit, the module says at which step the weights were saved.
         fitting = trainer.state.fn == TrainerFn.FITTING
-        # Outside of fit, nobody knows at which step the weights were saved.
-        step = f" at step {trainer.global_step}" if fitting else ""
+        number = trainer.callback_metrics.get("step", trainer.global_step if fitting else None)
+        step = "" if number is None else f" at step {int(number)}"
         Tqdm.write(f"\nvalidation{step}\n{printable}", file=sys.stdout)
 
 

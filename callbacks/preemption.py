@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
+from logra_lightning.callbacks.save_now import save_now
 from logra_lightning.checkpoints.interruption import may_interrupt
 from logra_lightning.distributed.processes import of_all_processes
 
@@ -36,8 +37,10 @@ class Preemption(Callback):
     takes. A second SIGTERM within two seconds changes nothing, since some launchers send two; a
     later one ends the process on the spot.
 
-    The checkpoint is saved by a `ModelCheckpoint` with `save_on_exception`, such as
-    `StepCheckpoint`. SIGUSR1, by which Lightning requeues jobs on SLURM, is left alone.
+    The checkpoint is saved by the run's checkpoint callbacks, and where none of them saves on
+    exceptions by `save_now`, so that `ckpt_path=last` finds it. With
+    `trainer.enable_checkpointing=false`, in a `fast_dev_run` and before the first step nothing is
+    saved, and the log says so. SIGUSR1, by which Lightning requeues jobs on SLURM, is left alone.
     """
 
     def __init__(self) -> None:
@@ -105,13 +108,25 @@ class Preemption(Callback):
         # Printed here and not in the handler, which may interrupt a write to the same stream. Our
         # handler stays while the checkpoint is saved; then Lightning restores the one before.
         self._may_stop = False
-        rank_zero_info(
-            f"SIGTERM: the run saves a checkpoint and ends with exit code {_EXIT_CODE}; go on with "
-            f"ckpt_path=last."
-        )
+        reason = _why_nothing_is_saved(trainer)
+        if reason:
+            what = f"without a checkpoint, since {reason}"
+        else:
+            path = save_now(trainer, pl_module, exception)
+            what = f"its checkpoint is {path}; go on with ckpt_path=last"
+        rank_zero_info(f"SIGTERM: the run ends with exit code {_EXIT_CODE}; {what}.")
 
     def _restore(self) -> None:
         self._may_stop = False
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
+
+
+def _why_nothing_is_saved(trainer: Trainer) -> str:
+    """Why a run that is stopped leaves no checkpoint; empty where it does."""
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return "trainer.fast_dev_run saves none"
+    if not trainer.checkpoint_callbacks:
+        return "trainer.enable_checkpointing is false"
+    return "" if trainer.global_step else "no step has been made yet"

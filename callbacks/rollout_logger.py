@@ -33,7 +33,7 @@ class RolloutLogger(Callback):
 
     The module has `rollouts` and `decode`, as `HasRollouts` says. It may also have `eval_rows`:
     after a validation, a list of dictionaries with `row`, `source`, `prompt`, `completion`,
-    `reward`, `length` and `truncated`.
+    `reward`, `length` and `truncated`. If it logs `step`, that is the step of a validation.
 
     In the logger, completions of process 0 stand under `rollout/samples`, from step 1 on every
     `every_n_steps` steps, and under `eval/samples` after each validation. TensorBoard shows them as
@@ -46,7 +46,8 @@ class RolloutLogger(Callback):
     `step` counts optimizer steps, those of the batch included. `eval_<step>.jsonl` has all
     `eval_rows` of a validation. Where several processes train, each writes files of its own, such
     as `rollouts_process0.jsonl`. A resumed run removes the rows of the steps that it makes again.
-    When a file cannot be written, a warning says so once, and training goes on without files.
+    When a file cannot be written, a warning says so once, and training goes on without files. With
+    `trainer.fast_dev_run` there are none.
 
     Args:
         every_n_steps: number of steps from one showing in the logger to the next.
@@ -88,7 +89,7 @@ class RolloutLogger(Callback):
         self._step_before = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not self.jsonl:
+        if not self.jsonl or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         folder = self.dirpath or trainer.log_dir or trainer.default_root_dir
         if "://" in folder:
@@ -130,7 +131,7 @@ class RolloutLogger(Callback):
             rows = _rows(module, rollouts.spread(shown), trainer.global_step)
         else:
             return
-        self._show(trainer, "rollout/samples", rows, shown)
+        self._show(trainer, "rollout/samples", rows, shown, trainer.global_step)
 
     def _is_turn(self, trainer: Trainer, every: int) -> bool:
         """Whether one of the batch's steps is step 1, 1 + `every`, 1 + 2 * `every` and so on."""
@@ -140,12 +141,13 @@ class RolloutLogger(Callback):
         rows = getattr(pl_module, "eval_rows", None)
         if trainer.sanity_checking or not rows:
             return
+        step = int(trainer.callback_metrics.get("step", trainer.global_step))
         if self._files is not None:
-            self._files.write(f"eval_{trainer.global_step}", rows)
-        self._show(trainer, "eval/samples", rows, self.num_samples)
+            self._files.write(f"eval_{step}", rows)
+        self._show(trainer, "eval/samples", rows, self.num_samples, step)
 
     def _show(
-        self, trainer: Trainer, tag: str, rows: Sequence[Mapping[str, Any]], count: int
+        self, trainer: Trainer, tag: str, rows: Sequence[Mapping[str, Any]], count: int, step: int
     ) -> None:
         """Give `count` of the rows, evenly spaced, to the loggers that can show texts."""
         chosen = [rows[i] for i in evenly_spaced(len(rows), count)]
@@ -158,12 +160,12 @@ class RolloutLogger(Callback):
         for logger in trainer.loggers:
             table = getattr(logger, "log_table", getattr(logger, "log_text", None))
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text(tag, markdown(short), trainer.global_step)
+                logger.experiment.add_text(tag, markdown(short), step)
             elif table is not None:
                 flat = [_flat(row) for row in short]
                 columns = list(flat[0])
                 data = [[row.get(column) for column in columns] for row in flat]
-                table(tag, columns=columns, data=data, step=trainer.global_step)
+                table(tag, columns=columns, data=data, step=step)
 
 
 def _rows(module: HasRollouts, rollouts: Rollouts, step: int) -> list[dict[str, Any]]:

@@ -11,6 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from logra_lightning.checkpoints.newest import newest
+
 
 class RunSummary(Callback):
     """Prints, when training ends, what changed, how long a step took, and where the files are.
@@ -64,15 +66,20 @@ class RunSummary(Callback):
             lines.append(f"seconds per step: {median:.2f} (median of {len(self._step_s)})")
         told = [getattr(callback, "summary", str)() for callback in trainer.callbacks]  # type: ignore[attr-defined]
         lines += [line for line in told if line]
-        saved = getattr(trainer.checkpoint_callback, "last_model_path", "") or getattr(
-            trainer.checkpoint_callback, "best_model_path", ""
-        )
+        saved = _newest_saved(trainer)
         lines.append(f"checkpoint: {_short(saved) if saved else 'none saved'}")
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 lines.append(f"TensorBoard logs: {_short(logger.log_dir)}")
                 lines.append(f"watch them: tensorboard --logdir {_short(logger.root_dir)}")
         return lines
+
+
+def _newest_saved(trainer: Trainer) -> str:
+    """The newest checkpoint of the run, which is the one that `ckpt_path=last` goes on from."""
+    names = "_last_checkpoint_saved", "last_model_path", "best_model_path"
+    saved = [getattr(c, name, "") for c in trainer.checkpoint_callbacks for name in names]
+    return newest(filter(None, saved)) or next(filter(None, saved), "")  # not on this disk
 
 
 def _short(path: str) -> str:

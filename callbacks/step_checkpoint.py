@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 
 from logra_lightning.callbacks.preemption import PreemptedError
 from logra_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO, CheckpointNotWrittenError
+from logra_lightning.checkpoints.newest import checkpoints_like, is_remote
 
 
 class StepCheckpoint(ModelCheckpoint):
@@ -24,11 +25,12 @@ class StepCheckpoint(ModelCheckpoint):
 
     Args:
         filename: name of a checkpoint's file; `{step}`, and names of metrics in braces, are
-            replaced by their values.
+            replaced by their values. A slash becomes a dash: `{step}-{eval/pass@1:.3f}` gives
+            `step=20-eval-pass@1=0.750.ckpt`.
         save_last: whether to keep a copy of the newest checkpoint as `last.ckpt`.
         save_on_exception: whether to save also when the run is interrupted or fails. Nothing is
-            saved in the middle of an update, after numbers that are not finite, or when one of
-            several processes fails.
+            saved in the middle of an update, where a weight or the optimizer's state is not finite,
+            or when one of several processes fails.
         options: options of `ModelCheckpoint`, for instance `monitor: eval/pass@1` and `mode: max`.
     """
 
@@ -57,45 +59,44 @@ class StepCheckpoint(ModelCheckpoint):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        reason = _why_not_saved(trainer, exception)
+        reason = _why_not_saved(trainer, pl_module, exception)
         if reason:
-            rank_zero_warn(f"no checkpoint is saved {reason}: the last one stays")
+            kept = self._last_checkpoint_saved
+            stays = f"the last one stays, {kept}" if kept else "this run has saved none"
+            rank_zero_warn(f"no checkpoint is saved {reason}: {stays}")
             return
         super().on_exception(trainer, pl_module, exception)
 
+    def _format_checkpoint_name(self, *args: Any, **options: Any) -> str:
+        """A name without folders, which nobody would look into."""
+        return super()._format_checkpoint_name(*args, **options).replace("/", "-")
+
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
         """All checkpoints of the run: after a kill, `last.ckpt` may not be the newest."""
-        if "://" in str(self.dirpath or trainer.default_root_dir):
+        if is_remote(trainer):
             return super()._find_last_checkpoints(trainer)
-        if self.dirpath is not None:
-            return _checkpoints(Path(self.dirpath))
-        if not trainer.loggers:
-            return _checkpoints(Path(trainer.default_root_dir) / "checkpoints")
-        logger = trainer.loggers[0]
-        runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
-        version = logger.version
-        if isinstance(version, str):
-            return _checkpoints(runs / version / "checkpoints")
-        found = _checkpoints(runs / f"version_{version}" / "checkpoints")
-        return found or _checkpoints(runs, "version_*/checkpoints/*.ckpt")
+        return checkpoints_like(self, trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.save_last and self._last_global_step_saved != trainer.global_step:
+        if self.save_last and not self._should_skip_saving_checkpoint(trainer):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
 
 
-def _checkpoints(folder: Path, pattern: str = "*.ckpt") -> set[str]:
-    return {str(path) for path in folder.glob(pattern)}
-
-
-def _why_not_saved(trainer: Trainer, exception: BaseException) -> str:
+def _why_not_saved(trainer: Trainer, module: LightningModule, exception: BaseException) -> str:
     """Why no checkpoint of the present state should be saved; empty where one should."""
     if any(getattr(optimizer, "is_committing", False) for optimizer in trainer.optimizers):
         return "of this state, in the middle of an update"
-    if isinstance(exception, FloatingPointError):
-        return "of this state, which is not finite"
     if isinstance(exception, CheckpointNotWrittenError):
         return "again"
-    if trainer.world_size > 1 and not isinstance(exception, PreemptedError):
+    if isinstance(exception, PreemptedError):
+        return ""
+    if trainer.world_size > 1:  # the others may be waiting elsewhere, and a save needs them all
         return "by one process without the others"
-    return ""
+    return "" if _is_finite(trainer, module) else "of this state, which is not finite"
+
+
+def _is_finite(trainer: Trainer, module: LightningModule) -> bool:
+    """Whether all weights and all of the optimizers' state are finite numbers."""
+    states = [state for o in trainer.optimizers for state in o.state.values()]
+    tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    return all(bool(tensor.isfinite().all()) for tensor in [*module.parameters(), *tensors])

@@ -6,18 +6,17 @@ user's `callbacks:` list cannot lose, and errors that name the nearest valid opt
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import os
-import re
 import shlex
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
@@ -41,13 +40,15 @@ from logra_lightning.callbacks import (
     ValidateAtEnds,
     WeightSync,
 )
+from logra_lightning.checkpoints.newest import chosen_checkpoint
 from logra_lightning.checks import null_group
+from logra_lightning.cli_parser import PROGRAM, Parser
+from logra_lightning.config_files import doubled_key
 from logra_lightning.hub import hub_options
 from logra_lightning.module import PolicyModule
 from logra_lightning.policy.export import export_checkpoint
 from logra_lightning.renamed import renamed_in
-
-_PROGRAM = "python -m logra_lightning"
+from logra_lightning.seeding import seed_for_all
 
 # Attached in this order, each with a switch `enabled`.
 _CALLBACKS: dict[str, type[Callback]] = {
@@ -78,46 +79,6 @@ _TRAINER_DEFAULTS = {
 }
 
 
-class Parser(LightningArgumentParser):
-    """Lightning's parser, with short errors that name the nearest valid option."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the reason in a few lines and exit with status 2."""
-        # The reason of a nested option stands last, after what was tried before it.
-        reason = re.sub(r"\n\s*\n+", "\n", str(message)).strip()
-        unknown = re.search(
-            r"does not accept (?:nested )?option '([^']+)'|[Uu]nrecognized arguments: --([^\s=]+)"
-            r"|Key '([^']+)' is not expected|Option '([^']+)' is not accepted",
-            reason,
-        )
-        if unknown:
-            name = next(group for group in unknown.groups() if group)
-            reason = f"{reason}\n{self._hint(name)}"
-        self.exit(2, f"error: {reason}\nsee {self.prog} --help\n")
-        raise AssertionError  # exit does not return
-
-    def _hint(self, name: str) -> str:
-        """The nearest valid name with as many parts, or all that are valid in its place."""
-        names = {n for n in self._option_names() if n.count(".") == name.count(".")}
-        parent = name.rpartition(".")[0]
-        siblings = {n for n in names if n.rpartition(".")[0] == parent}
-        close = difflib.get_close_matches(name, siblings or names, n=1, cutoff=0.6)
-        if close:
-            return f"did you mean {close[0]!r}?"
-        return f"valid here: {', '.join(sorted(siblings))}" if siblings and parent else ""
-
-    def _option_names(self) -> set[str]:
-        """Names of all options and of the groups that they lie in."""
-        names: set[str] = set()
-        for action in self._actions:
-            for option in [action.dest, *(o.lstrip("-") for o in action.option_strings)]:
-                parts = option.split(".")
-                names |= {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
-            for parser in getattr(action, "_name_parser_map", {}).values():
-                names |= parser._option_names()
-        return names
-
-
 class LograCLI(LightningCLI):
     """`PolicyModule` and a data module from YAML, run by a Lightning Trainer."""
 
@@ -125,6 +86,7 @@ class LograCLI(LightningCLI):
         _quiet_lightning()
         words = sys.argv[1:] if args is None else args
         self._words: list[str] = words if isinstance(words, list) else []
+        Parser.words = self._words
         super().__init__(
             PolicyModule,
             LightningDataModule,
@@ -133,10 +95,10 @@ class LograCLI(LightningCLI):
             seed_everything_default=0,
             parser_class=Parser,
             parser_kwargs={
-                "prog": _PROGRAM,
+                "prog": PROGRAM,
                 "description": (
                     "RL post-training of language models with gradient sketches. Beside the "
-                    f"subcommands below, `{_PROGRAM} export` writes the policy of a checkpoint as "
+                    f"subcommands below, `{PROGRAM} export` writes the policy of a checkpoint as "
                     "a Hugging Face folder."
                 ),
             },
@@ -163,8 +125,8 @@ class LograCLI(LightningCLI):
             )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse; an old name of an option or class is told with its new one."""
-        if message := renamed_in(self._words):
+        """Parse; old names are told with their new ones, and doubled keys in files are refused."""
+        if message := renamed_in(self._words) or doubled_key(self._words):
             parser.exit(2, f"error: {message}\n")
         super().parse_arguments(parser, args)
 
@@ -179,6 +141,11 @@ class LograCLI(LightningCLI):
                 reason = f"{key} is null: to leave it out, set {key}.enabled=false"
                 self.parser.exit(2, f"error: {reason}\n")
 
+    def instantiate_classes(self) -> None:
+        """Make all objects; those without a seed of their own have that of `seed_everything`."""
+        with seed_for_all(int(self._get(self.config, "seed_everything"))):
+            super().instantiate_classes()
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         parser = self._parser(self.subcommand)
         for key, callback in _CALLBACKS.items():
@@ -188,7 +155,11 @@ class LograCLI(LightningCLI):
                 (self.config_init[self.subcommand])[key] = callback(**options)
                 parser.callback_keys.append(key)
         self.trainer_defaults = {**self.trainer_defaults, "callbacks": self._default_callbacks()}
-        return super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            # Some of Lightning's own would still save when training ends.
+            trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Checkpoint)]  # type: ignore[attr-defined]
+        return trainer
 
     def _default_callbacks(self) -> list[Callback]:
         """A progress bar and checkpoints, unless the user has some or wants none."""
@@ -201,8 +172,15 @@ class LograCLI(LightningCLI):
             callbacks.append(StepCheckpoint())
         return callbacks
 
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        options = super()._prepare_subcommand_kwargs(subcommand)
+        options["ckpt_path"] = chosen_checkpoint(self.trainer, subcommand, options["ckpt_path"])
+        return options
+
     @rank_zero_only
     def after_predict(self) -> None:
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
         batches = self.trainer.predict_loop.predictions
         directory = Path(self.trainer.log_dir or ".")
         directory.mkdir(parents=True, exist_ok=True)
@@ -238,14 +216,18 @@ def _quiet_lightning() -> None:
 def export(args: Sequence[str]) -> None:
     """Run the subcommand `export`."""
     parser = Parser(
-        prog=f"{_PROGRAM} export",
+        prog=f"{PROGRAM} export",
         description="Write the policy of a checkpoint as a folder that transformers and vLLM open.",
     )
+    Parser.words = args
     parser.add_function_arguments(export_checkpoint, as_group=False)
     written = export_checkpoint(**parser.parse_args(list(args)).as_dict())
     print(f"exported: {written}")
-    print(f"open it:  AutoModelForCausalLM.from_pretrained({str(written.folder)!r})")
-    print(f"          vllm serve {shlex.quote(str(written.folder))}", flush=True)
+    print(f"open it:  AutoModelForCausalLM.from_pretrained({str(written.folder)!r})", flush=True)
+    if find_spec("vllm") is not None:
+        # `vllm serve` is the same, but does not start with the package for CPUs.
+        serve = "python -m vllm.entrypoints.openai.api_server --model"
+        print(f"serve it: {serve} {shlex.quote(str(written.folder))}", flush=True)
 
 
 def main() -> None:

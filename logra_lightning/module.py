@@ -26,14 +26,16 @@ from logra_lightning.distributed.processes import counts_over_processes, of_all_
 from logra_lightning.engines import Engine
 from logra_lightning.engines.owner import CloseEngine, EngineOwner
 from logra_lightning.kl import KLProbe, first_not_finite
+from logra_lightning.monitors import MonitorCheck
 from logra_lightning.objective import GRPO, ObjectiveOptions, TokenMean
 from logra_lightning.optim import AdamWOptions, OptimizerFactory, RelativeRowAdam
 from logra_lightning.optim.adamw import dense_adamw, dense_metrics
 from logra_lightning.optim.resume import tell_overruled
+from logra_lightning.optim.scheduler import with_scheduler
 from logra_lightning.policy import MemoryOptions, Reference, check_head, load, logprobs
 from logra_lightning.rewards import Reward
 from logra_lightning.rollout import DynamicSampling, EvaluationOptions
-from logra_lightning.seeding import derive_seed
+from logra_lightning.seeding import derive_seed, run_seed
 from logra_lightning.strategy import check_trainer_options, freeze_others_, tell_what_trains
 from logra_lightning.tokenizer import load_tokenizer
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
@@ -50,8 +52,7 @@ class PolicyModule(LightningModule):
         objective: what is optimized: advantage, loss and what is added to it.
         evaluation: how validation, test and prediction sample, and what counts as a success.
         memory: what trades memory against time; changes no result.
-        dynamic_sampling: replaces prompts whose completions all got the same reward; null keeps
-            them.
+        dynamic_sampling: replaces prompts whose completions all got one reward; null keeps them.
         inner_epochs: how often a batch of rollouts is trained on.
         minibatches: optimizer steps of each of these epochs; a batch of 32 prompts and 4
             minibatches make 4 steps of 8 prompts.
@@ -64,7 +65,7 @@ class PolicyModule(LightningModule):
         max_grad_norm: clip the norm of the gradient; null does not.
         model_kwargs: passed to `from_pretrained`, such as `{attn_implementation: eager}`; revision,
             trust_remote_code, token and the like hold for tokenizer, configs and exports too.
-        seed: seed of the completions.
+        seed: seed of the completions; null takes the command line's `seed_everything`.
 
     Raises:
         ValueError: options that cannot work together, here or when training is set up.
@@ -89,7 +90,7 @@ class PolicyModule(LightningModule):
         train_others: bool = False,
         max_grad_norm: float | None = 1.0,
         model_kwargs: dict[str, Any] | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -113,7 +114,7 @@ class PolicyModule(LightningModule):
         self.train_others = train_others
         self.max_grad_norm = max_grad_norm
         self.model_kwargs = model_kwargs or {}
-        self.seed = seed
+        self.seed = run_seed(seed)
         checks.check_options(self, objective, self.evaluation, memory)
         self.policy: Any = None  # a model of transformers, once it has been configured
         self.tokenizer: Any = None
@@ -124,6 +125,7 @@ class PolicyModule(LightningModule):
         self._numbers = rollout.BatchLog()
         self._eval_metrics = rollout.EvalMetrics(self.evaluation.pass_k or ())
         self._reference: Reference | None = None
+        self._loaded_step = 0  # of a checkpoint that is evaluated
         self._minibatch: Any = None  # the rollouts of the step
         self._advantage_before: dict[str, Any] | None = None
 
@@ -280,7 +282,7 @@ class PolicyModule(LightningModule):
     def _log_evaluation(self, prefix: str) -> None:
         for name, value in self._eval_metrics.compute().items():
             self.log(f"{prefix}/{name}", value, prog_bar=name == "pass@1", sync_dist=True)
-        self.log("step", float(self.global_step), sync_dist=True)
+        self.log("step", float(self._loaded_step or self.global_step), sync_dist=True)
 
     def predict_step(self, prompts: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
         """`evaluation.completions` completions per prompt with their rewards, as plain values."""
@@ -293,7 +295,7 @@ class PolicyModule(LightningModule):
     def configure_callbacks(self) -> list[Any]:
         # The first hook of all: before Lightning's own check, whose message names no way out.
         check_trainer_options(self.trainer)
-        return [CloseEngine(self._owner)]
+        return [CloseEngine(self._owner), MonitorCheck()]
 
     def setup(self, stage: str) -> None:
         checks.check_trainer(self, stage)
@@ -330,11 +332,10 @@ class PolicyModule(LightningModule):
         else:
             optimizer = self.optimizer(parameters, sketches, *options)
         optimizer.counts.first_not_finite = self.first_not_finite
-        if self.lr_scheduler is None:
-            return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(optimizer)}
+        return with_scheduler(optimizer, self.lr_scheduler)
 
     def on_fit_start(self) -> None:
+        self._loaded_step = 0
         check_head(self.policy)
         tell_what_trains(self.policy, self.trainer.strategy)
 
@@ -367,17 +368,15 @@ class PolicyModule(LightningModule):
         source = load.policy_source(self.model_path, self.policy, self.model_kwargs)
         checkpoint["policy_source"] = source
         make_batch_again(checkpoint, self.trainer)
-        state = self._advantage_before or self.advantage.state_dict()
-        if state:
-            checkpoint["advantage"] = state
+        checkpoint["advantage"] = self._advantage_before or self.advantage.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of a sketching run for a dense one; RowAdam refuses the reverse."""
         if self._is_fitting:
             checks.check_same_kind_of_run(checkpoint, self.trainer.strategy)
+        else:
+            self._loaded_step = checkpoint["global_step"]
         self.advantage.load_state_dict(checkpoint.get("advantage", {}))
-
-    # Short names.
 
     def _seed(self, purpose: str, number: int) -> int:
         return derive_seed(self.seed, number, self.global_rank, purpose)

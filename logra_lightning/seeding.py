@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_seed_for_all = 0
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -13,3 +17,23 @@ def derive_seed(*parts: int | str) -> int:
     """
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+@contextmanager
+def seed_for_all(seed: int) -> Iterator[None]:
+    """Within it, `seed` is that of everything that is made without a seed of its own."""
+    global _seed_for_all
+    before, _seed_for_all = _seed_for_all, seed
+    try:
+        yield
+    finally:
+        _seed_for_all = before
+
+
+def run_seed(seed: int | None) -> int:
+    """Return a seed as it was given, or without one that of `seed_for_all`, which is 0 elsewhere.
+
+    Args:
+        seed: as given; None stands for none.
+    """
+    return _seed_for_all if seed is None else seed

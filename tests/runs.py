@@ -27,7 +27,7 @@ def digits(completion: str) -> float:
     return float(sum(int(c) for c in completion if c.isdigit()))
 
 
-def policy(**options: Any) -> PolicyModule:
+def policy(kind: type[PolicyModule] = PolicyModule, **options: Any) -> PolicyModule:
     defaults: dict[str, Any] = {
         "model": str(TINY_POLICY),
         "rewards": [Reward(digits)],
@@ -36,7 +36,7 @@ def policy(**options: Any) -> PolicyModule:
         "engine": TorchEngine(),
         "optimizer": lambda *args: RelativeRowAdam(*args, update_ratio=1e-2),
     }
-    return PolicyModule(**(defaults | options))
+    return kind(**(defaults | options))
 
 
 def data(tmp_path: Path, **options: Any) -> PromptDataModule:

@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 # A part may import those before it, and itself.
 ORDER = [
-    ("seeding", "types", "names", "renamed", "hub", "distributed", "checkpoints"),
+    ("seeding", "types", "names", "renamed", "config_files", "hub", "distributed", "checkpoints"),
     ("tokenizer",),
     ("sketch", "objective", "rewards", "data"),
     ("optim",),
@@ -24,7 +24,7 @@ ORDER = [
     ("engines",),
     ("rollout",),
     ("strategy",),
-    ("checks",),
+    ("checks", "monitors", "cli_parser"),
     ("module",),
     ("callbacks",),
     ("cli",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logra_lightning.seeding import derive_seed
+from logra_lightning.seeding import derive_seed, run_seed, seed_for_all
 
 
 def test_golden_seed() -> None:
@@ -21,3 +21,10 @@ def test_every_part_and_their_order_matter() -> None:
     }
     assert len(seeds) == 5
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_seed_that_is_not_given_is_that_for_all() -> None:
+    assert run_seed(None) == 0
+    with seed_for_all(7):
+        assert (run_seed(None), run_seed(3), run_seed(0)) == (7, 3, 0)
+    assert run_seed(None) == 0

@@ -16,6 +16,7 @@ from logra_lightning.data.order import drawn
 from logra_lightning.data.source_rows import Rows, SourceRows, tokenized
 from logra_lightning.data.tokenized_prompts import TokenizedPrompts, column_names
 from logra_lightning.data.where import told_at
+from logra_lightning.seeding import run_seed
 from logra_lightning.tokenizer import load_tokenizer
 from logra_lightning.types import PromptBatch
 
@@ -42,7 +43,8 @@ class TokenizedDataModule(LightningDataModule):
             to train, `drop` leaves them out and names them.
         unusable_rows: what to do with rows that a reward cannot score: `error` refuses to train,
             `drop` leaves them out and names them.
-        seed: seed of the order of the training prompts.
+        seed: seed of the order of the training prompts; null takes the command line's
+            `seed_everything`.
 
     Attributes:
         prompt_column: column with the prompt of plain rows, a string or a list of messages.
@@ -68,7 +70,7 @@ class TokenizedDataModule(LightningDataModule):
         max_prompt_tokens: int = 1024,
         overlong_prompts: Literal["error", "drop"] = "error",
         unusable_rows: Literal["error", "drop"] = "error",
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         if hasattr(self, "load_sources"):
@@ -99,7 +101,7 @@ class TokenizedDataModule(LightningDataModule):
         self.max_prompt_tokens = max_prompt_tokens
         self.overlong_prompts = overlong_prompts
         self.unusable_rows = unusable_rows
-        self.seed = seed
+        self.seed = run_seed(seed)
         self.train: TokenizedPrompts | None = None
         self.val: TokenizedPrompts | None = None
 

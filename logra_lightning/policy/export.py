@@ -15,6 +15,7 @@ from rich.progress import track
 from torch import Tensor
 
 from logra_lightning.checkpoints.checkpoint_io import read_checkpoint
+from logra_lightning.checkpoints.newest import checkpoint_at
 from logra_lightning.hub import checked_path
 from logra_lightning.policy.hf_folder import (
     MAX_SHARD_BYTES,
@@ -41,7 +42,8 @@ def export_checkpoint(
     The checkpoint is read weight by weight. It does not matter with which strategy it was trained.
 
     Args:
-        ckpt_path: file that a run saved, for instance `.../checkpoints/last.ckpt`.
+        ckpt_path: file that a run saved, or a folder, which stands for the newest checkpoint in it
+            or below it.
         output_dir: folder to write; it must not exist yet, or must be empty.
         model: folder or hub name that the run started from; needed only where that folder has been
             moved since.
@@ -58,7 +60,7 @@ def export_checkpoint(
             written.
     """
     check_output_dir(output_dir)
-    checkpoint = _read(Path(ckpt_path).expanduser())
+    checkpoint = _read(checkpoint_at(ckpt_path))
     weights = _policy_weights(checkpoint, ckpt_path)
     config, generation_config, tokenizer = _parts(checkpoint, ckpt_path, model, trust_remote_code)
     layout = Layout(config)
@@ -84,8 +86,6 @@ def _read(path: Path) -> dict[str, Any]:
             f"ckpt_path {str(path)!r} is a folder: export reads checkpoints of one file, which "
             f"ModelParallelStrategy saves with save_distributed_checkpoint=false"
         )
-    if not path.is_file():
-        raise ValueError(f"there is no checkpoint {str(path)!r}: set ckpt_path to one")
     try:
         found = read_checkpoint(path)
     except pickle.UnpicklingError as error:

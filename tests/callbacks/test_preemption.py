@@ -41,7 +41,7 @@ def test_one_process_stops_in_the_middle_of_a_batch_and_goes_on_as_if_it_never_h
     code, output = run.finish()
     assert code == 143, output
     assert time.monotonic() - start < 15  # not the batch's pauses
-    assert "ends with exit code 143; go on with ckpt_path=last" in output
+    assert "exit code 143; without a checkpoint, since no step has been made yet" in output
     run = begin(warm, tmp_path, "--pause=0.3")
     run.wait_for("batch 4")
     for _ in range(2):  # as where a launcher and a cluster both send it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ def trainer(**given: Any) -> Any:
         "sanity_checking": False,
         "callback_metrics": {},
         "callbacks": [],
-        "checkpoint_callback": None,
+        "checkpoint_callbacks": [],
         "loggers": [],
     }
     return SimpleNamespace(**defaults | given)
@@ -55,7 +56,7 @@ def test_files_and_what_other_callbacks_tell_are_named(
     monkeypatch.chdir(tmp_path)
     ended = trainer(
         callbacks=[SimpleNamespace(summary=lambda: "all is well"), SimpleNamespace()],
-        checkpoint_callback=SimpleNamespace(last_model_path=str(tmp_path / "x" / "last.ckpt")),
+        checkpoint_callbacks=[SimpleNamespace(last_model_path=str(tmp_path / "x" / "last.ckpt"))],
         loggers=[TensorBoardLogger("logs", name="run", version=3)],
     )
     assert RunSummary().lines(ended) == [
@@ -65,3 +66,17 @@ def test_files_and_what_other_callbacks_tell_are_named(
         "watch them: tensorboard --logdir logs/run",
     ]
     assert RunSummary().lines(trainer()) == ["checkpoint: none saved"]
+
+
+def test_the_checkpoint_is_the_newest_that_any_callback_saved(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("last.ckpt", "best.ckpt", "last-v1.ckpt")]
+    for seconds, path in enumerate(paths):
+        path.touch()
+        os.utime(path, (seconds, seconds))
+    old, best, new = map(str, paths)
+    saved = [
+        SimpleNamespace(last_model_path=old, best_model_path=best),
+        SimpleNamespace(last_model_path="", _last_checkpoint_saved=new),
+    ]
+    (line,) = RunSummary().lines(trainer(checkpoint_callbacks=saved))
+    assert line == f"checkpoint: {new}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from logra_lightning import PolicyModule
 from logra_lightning.cli import main
 from logra_lightning.policy.export import export_checkpoint
+from logra_lightning.policy.hf_folder import Written
 from tests.conftest import ROOT, TINY_POLICY, make_llama
 from tests.runs import fit, policy
 
@@ -182,19 +185,38 @@ def test_the_command_says_where_and_how_to_open_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, checkpoint = trained(tmp_path, TINY_POLICY)
+    monkeypatch.setattr("logra_lightning.cli.find_spec", lambda name: name == "vllm" or None)
     capsys.readouterr()
     folder = tmp_path / "hf"
     run_main(monkeypatch, "--ckpt_path", checkpoint, "--output_dir", str(folder))
     assert capsys.readouterr().out.splitlines() == [
         f"exported: {folder} (1,191,936 bytes of weights, float32)",
         f"open it:  AutoModelForCausalLM.from_pretrained('{folder}')",
-        f"          vllm serve {folder}",
+        f"serve it: python -m vllm.entrypoints.openai.api_server --model {folder}",
     ]
     with pytest.raises(SystemExit, match="error: there is something in output_dir"):
         run_main(monkeypatch, "--ckpt_path", checkpoint, "--output_dir", str(folder))
     with pytest.raises(SystemExit):
         run_main(monkeypatch, "--ckpt_path", checkpoint, "--output_dri", str(folder))
     assert "did you mean 'output_dir'?" in capsys.readouterr().err
+
+
+def test_no_command_of_vllm_is_printed_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @wraps(export_checkpoint)
+    def written(**_: object) -> Written:
+        return Written(Path("hf"), 0, "float32")
+
+    monkeypatch.setattr("logra_lightning.cli.export_checkpoint", written)
+    monkeypatch.setattr("logra_lightning.cli.find_spec", lambda name: None)
+    run_main(monkeypatch, "--ckpt_path", "a.ckpt", "--output_dir", "hf")
+    assert "vllm" not in capsys.readouterr().out
+
+
+def test_the_command_that_is_printed_names_a_program_that_is_there() -> None:
+    pytest.importorskip("vllm")
+    assert importlib.util.find_spec("vllm.entrypoints.openai.api_server") is not None
 
 
 def test_help_shows_the_command(
