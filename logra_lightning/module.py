@@ -309,7 +309,6 @@ class PolicyModule(LightningModule):
                 load.checkpoint_activations_(self.policy)
         targets = getattr(self.trainer.strategy, "targets", DEFAULT_TARGETS)
         load.freeze_(self.policy, targets, train_others=self.train_others)
-        checks.check_data_fits(self, self._datamodule)
         if self._is_fitting and self.objective.reference_kl and self._reference is None:
             # Before a checkpoint is loaded: the reference is where the first run began.
             self._reference = Reference(self.policy)

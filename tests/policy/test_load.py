@@ -47,7 +47,7 @@ def test_stop_and_pad_tokens_of_the_tiny_policy() -> None:
     assert pad_token_id(tokenizer) == tokenizer.pad_token_id
     tokenizer.pad_token = None
     assert pad_token_id(tokenizer) == tokenizer.eos_token_id
-    assert context_length(policy) == 64
+    assert context_length(policy.config) == 64
 
 
 @pytest.mark.parametrize("train_others", [False, True])
