@@ -197,6 +197,12 @@ def check_data(module: Any, data: Any, stage: str) -> None:
             "model.dynamic_sampling draws prompts with the data module's `refill(count, seed)`, "
             "which this one lacks: set model.dynamic_sampling.max_refills=0 to drop prompts only"
         )
+    if stage == "fit" and refills and module.trainer.overfit_batches:
+        raise ValueError(
+            "trainer.overfit_batches trains on the same prompts again and again, but "
+            "model.dynamic_sampling puts others in their place: set "
+            "model.dynamic_sampling.max_refills=0, or leave one of the two out"
+        )
     check_data_fits(module, data)
 
 

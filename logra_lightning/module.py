@@ -20,7 +20,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from logra_lightning import checks, rollout
+from logra_lightning import checks, data, rollout
 from logra_lightning.checkpoints.interrupted_batch import make_batch_again
 from logra_lightning.distributed.processes import counts_over_processes, of_all_processes
 from logra_lightning.engines import Engine
@@ -336,6 +336,7 @@ class PolicyModule(LightningModule):
         check_head(self.policy)
 
     def on_train_start(self) -> None:
+        data.follow_loader(self.trainer)
         tell_overruled(self.trainer.optimizers, self.trainer.lr_scheduler_configs)
 
     # Engine: what callbacks and samplers ask for.

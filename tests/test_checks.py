@@ -11,6 +11,7 @@ from transformers import AutoConfig
 from logra_lightning import Reward, SamplingParams
 from logra_lightning.checks import (
     check_at_least_one,
+    check_data,
     check_data_fits,
     check_evaluation,
     check_groups,
@@ -22,7 +23,7 @@ from logra_lightning.checks import (
 from logra_lightning.objective import GRPO, RunningBaseline
 from logra_lightning.policy import MemoryOptions
 from logra_lightning.rewards import exact_match
-from logra_lightning.rollout import EvaluationOptions
+from logra_lightning.rollout import DynamicSampling, EvaluationOptions
 from tests.conftest import TINY_POLICY
 
 
@@ -106,3 +107,18 @@ def test_prompts_are_checked_by_the_config_before_the_policy_is_loaded() -> None
         check_data_fits(module(14), data([size, 1]))
     with pytest.raises(ValueError, match=f"{row}, has 2 tokens .* 17 in all, .* take 16"):
         check_data_fits(module(15), data([1, 1]))
+
+
+def test_overfitting_and_other_prompts_in_place_of_some_are_not_possible_together() -> None:
+    def module(max_refills: int) -> Any:
+        return SimpleNamespace(
+            rewards=[Reward(exact_match)],
+            num_minibatches=1,
+            dynamic_sampling=DynamicSampling(max_refills=max_refills),
+            trainer=SimpleNamespace(overfit_batches=1),
+        )
+
+    data = SimpleNamespace(refill=None)
+    check_data(module(0), data, "fit")
+    with pytest.raises(ValueError, match=r"overfit_batches .*dynamic_sampling\.max_refills=0"):
+        check_data(module(1), data, "fit")

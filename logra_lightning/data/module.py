@@ -105,6 +105,7 @@ class TokenizedDataModule(LightningDataModule):
         self.seed = seed
         self.train: TokenizedPrompts | None = None
         self.val: TokenizedPrompts | None = None
+        self._train_loader: PromptLoader | None = None
 
     def load_rows(self) -> tuple[Rows | Sequence[SourceRows], Rows | Sequence[SourceRows]]:
         """Return training and validation rows.
@@ -115,6 +116,7 @@ class TokenizedDataModule(LightningDataModule):
         raise NotImplementedError(f"{type(self).__name__} must define load_rows")
 
     def setup(self, stage: str) -> None:
+        self._train_loader = None
         if self.train is not None:
             return
         tokenizer = load_tokenizer(self.tokenizer_path, **self.tokenizer_kwargs)
@@ -198,7 +200,16 @@ class TokenizedDataModule(LightningDataModule):
         return found
 
     def train_dataloader(self) -> PromptLoader:
-        return self._loader(self.train, self.prompts_per_step, self.seed, self.weights)
+        """Return the loader of the training prompts, the same one until the next `setup`.
+
+        With `reload_dataloaders_every_n_epochs` Lightning asks for it again in the middle of a run,
+        which then goes on with the next prompts.
+        """
+        if self._train_loader is None:
+            self._train_loader = self._loader(
+                self.train, self.prompts_per_step, self.seed, self.weights
+            )
+        return self._train_loader
 
     def val_dataloader(self) -> PromptLoader | list[Any]:
         return self._loader(self.val, self.eval_batch_size, None, None) if self.val else []
@@ -251,6 +262,7 @@ class TokenizedDataModule(LightningDataModule):
             batch_size,
             seed=seed,
             weights=weights,
+            overfit_batches=getattr(self.trainer, "overfit_batches", 0),
             process_index=self.trainer.global_rank if self.trainer else 0,
             num_processes=self.trainer.world_size if self.trainer else 1,
         )
