@@ -12,9 +12,10 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
+from logra_lightning.data.filters import check_token_ids
 from logra_lightning.objective import Advantage, ObjectiveOptions
 from logra_lightning.policy import MemoryOptions, context_length
-from logra_lightning.policy.load import check_model_kwargs, given_dtype
+from logra_lightning.policy.load import check_model_kwargs, given_dtype, load_config
 from logra_lightning.rewards import Reward, check_columns, unusable_rows
 from logra_lightning.rollout import EvaluationOptions
 from logra_lightning.strategy import SketchMixin
@@ -196,16 +197,28 @@ def check_data(module: Any, data: Any, stage: str) -> None:
             "model.dynamic_sampling draws prompts with the data module's `refill(count, seed)`, "
             "which this one lacks: set model.dynamic_sampling.max_refills=0 to drop prompts only"
         )
+    if stage == "fit" and refills and module.trainer.overfit_batches:
+        raise ValueError(
+            "trainer.overfit_batches trains on the same prompts again and again, but "
+            "model.dynamic_sampling puts others in their place: set "
+            "model.dynamic_sampling.max_refills=0, or leave one of the two out"
+        )
+    check_data_fits(module, data)
 
 
 def check_data_fits(module: Any, data: Any) -> None:
     """Raise ValueError where prompts and completions fit neither model, engine nor microbatch."""
-    if hasattr(data, "longest_prompt"):
+    if hasattr(data, "largest"):
+        config = load_config(module.model_path, **module.model_kwargs)
+        largest, row_name = data.largest(max)
+        check_token_ids(largest, row_name, config.get_text_config().vocab_size)
+        longest, row_name = data.largest(len)
         check_lengths(
-            data.longest_prompt,
+            longest,
+            row_name,
             module.sampling.max_tokens,
             module.evaluation.sampling.max_tokens,
-            min(context_length(module.policy), module.engine.max_model_len or sys.maxsize),
+            min(context_length(config), module.engine.max_model_len or sys.maxsize),
             module.memory.max_tokens_per_microbatch,
         )
 
@@ -249,6 +262,7 @@ def check_minibatches(prompts_per_step: int, minibatches: int) -> None:
 
 def check_lengths(
     longest_prompt: int,
+    row_name: str,
     max_tokens: int,
     eval_max_tokens: int,
     context: int,
@@ -258,6 +272,7 @@ def check_lengths(
 
     Args:
         longest_prompt: number of tokens of the longest prompt.
+        row_name: name of the row that has it.
         max_tokens: number of tokens of the longest training completion.
         eval_max_tokens: number of tokens of the longest validation completion.
         context: number of tokens that both the model and the engine can read.
@@ -266,7 +281,7 @@ def check_lengths(
     total = longest_prompt + max(max_tokens, eval_max_tokens)
     if total > context:
         raise ValueError(
-            f"the longest prompt has {longest_prompt} tokens and completions up to "
+            f"the longest prompt, {row_name}, has {longest_prompt} tokens and completions up to "
             f"{max(max_tokens, eval_max_tokens)}, {total} in all, but the model and its engine "
             f"take {context}: lower model.sampling.max_tokens or data.init_args.max_prompt_tokens, "
             f"or raise model.engine.init_args.max_model_len where that is set"
@@ -274,7 +289,8 @@ def check_lengths(
     total = longest_prompt + max_tokens
     if total > max_tokens_per_microbatch:
         raise ValueError(
-            f"a rollout may have {total} tokens (the longest prompt {longest_prompt}, the "
-            f"completion {max_tokens}), more than model.memory.max_tokens_per_microbatch="
-            f"{max_tokens_per_microbatch}: raise it to at least {total}"
+            f"a rollout may have {total} tokens (the longest prompt, {row_name}, has "
+            f"{longest_prompt}, the completion {max_tokens}), more than "
+            f"model.memory.max_tokens_per_microbatch={max_tokens_per_microbatch}: raise it to at "
+            f"least {total}"
         )

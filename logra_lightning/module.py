@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from logra_lightning import checks, rollout
+from logra_lightning import checks, data, rollout
 from logra_lightning.checkpoints.interrupted_batch import make_batch_again
 from logra_lightning.distributed.processes import counts_over_processes, of_all_processes
 from logra_lightning.engines import Engine
@@ -311,7 +311,6 @@ class PolicyModule(LightningModule):
         if self._is_fitting:
             strategy = self.trainer.strategy
             freeze_others_(self.policy, strategy, self.adamw, train_others=self.train_others)
-        checks.check_data_fits(self, self._datamodule)
         if self._is_fitting and self.objective.reference_kl and self._reference is None:
             # Before a checkpoint is loaded: the reference is where the first run began.
             self._reference = Reference(self.policy)
@@ -340,6 +339,7 @@ class PolicyModule(LightningModule):
         tell_what_trains(self.policy, self.trainer.strategy)
 
     def on_train_start(self) -> None:
+        data.follow_loader(self.trainer)
         tell_overruled(self.trainer.optimizers, self.trainer.lr_scheduler_configs)
 
     # Engine: what callbacks and samplers ask for.

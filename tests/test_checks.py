@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from transformers import AutoConfig
 
 from logra_lightning import Reward, SamplingParams
 from logra_lightning.checks import (
     check_at_least_one,
+    check_data,
+    check_data_fits,
     check_dtype,
     check_evaluation,
     check_groups,
@@ -16,15 +22,22 @@ from logra_lightning.checks import (
     check_sampling,
 )
 from logra_lightning.objective import GRPO, RunningBaseline
+from logra_lightning.policy import MemoryOptions
 from logra_lightning.rewards import exact_match
+from logra_lightning.rollout import DynamicSampling, EvaluationOptions
+from tests.conftest import TINY_POLICY
 
 
 def test_lengths_that_do_not_fit_are_refused_with_numbers() -> None:
-    check_lengths(10, 6, 6, 16, 16)
-    with pytest.raises(ValueError, match="completions up to 7, 17 in all, .* take 16"):
-        check_lengths(10, 6, 7, 16, 100)
-    with pytest.raises(ValueError, match="per_microbatch=15: raise it to at least 16"):
-        check_lengths(10, 6, 6, 16, 15)
+    check_lengths(10, "training row 3", 6, 6, 16, 16)
+    with pytest.raises(
+        ValueError, match="training row 3, has 10 .* up to 7, 17 in all, .* take 16"
+    ):
+        check_lengths(10, "training row 3", 6, 7, 16, 100)
+    with pytest.raises(
+        ValueError, match="training row 3, has 10, .*microbatch=15: raise it to at least 16"
+    ):
+        check_lengths(10, "training row 3", 6, 6, 16, 15)
 
 
 def test_the_precision_decides_the_dtype_of_the_weights() -> None:
@@ -81,3 +94,42 @@ def test_prompts_must_share_out_among_minibatches_and_the_nearest_number_is_told
 def test_counts_below_one_are_named() -> None:
     with pytest.raises(ValueError, match=r"model\.inner_epochs must be at least 1, got 0"):
         check_at_least_one({"minibatches": 1, "inner_epochs": 0})
+
+
+def test_prompts_are_checked_by_the_config_before_the_policy_is_loaded() -> None:
+    row = "training row 3"
+
+    def module(max_tokens: int) -> Any:
+        return SimpleNamespace(
+            model_path=str(TINY_POLICY),
+            model_kwargs={"max_position_embeddings": 16},
+            sampling=SamplingParams(max_tokens),
+            evaluation=EvaluationOptions(sampling=SamplingParams(max_tokens)),
+            engine=SimpleNamespace(max_model_len=None),
+            memory=MemoryOptions(),
+        )
+
+    def data(prompt: list[int]) -> Any:
+        return SimpleNamespace(largest=lambda measure: (measure(prompt), row))
+
+    size = AutoConfig.from_pretrained(TINY_POLICY).vocab_size
+    check_data_fits(module(14), data([1, size - 1]))
+    with pytest.raises(ValueError, match=f"{row} has the token id {size}, .* {size} embeddings"):
+        check_data_fits(module(14), data([size, 1]))
+    with pytest.raises(ValueError, match=f"{row}, has 2 tokens .* 17 in all, .* take 16"):
+        check_data_fits(module(15), data([1, 1]))
+
+
+def test_overfitting_and_other_prompts_in_place_of_some_are_not_possible_together() -> None:
+    def module(max_refills: int) -> Any:
+        return SimpleNamespace(
+            rewards=[Reward(exact_match)],
+            num_minibatches=1,
+            dynamic_sampling=DynamicSampling(max_refills=max_refills),
+            trainer=SimpleNamespace(overfit_batches=1),
+        )
+
+    data = SimpleNamespace(refill=None)
+    check_data(module(0), data, "fit")
+    with pytest.raises(ValueError, match=r"overfit_batches .*dynamic_sampling\.max_refills=0"):
+        check_data(module(1), data, "fit")

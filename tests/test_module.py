@@ -785,3 +785,12 @@ def test_on_resume_the_learning_rates_of_now_hold_and_their_schedule_goes_on(
         assert group["lr"] == pytest.approx(1e-3 * scale)
     assert other.optimizers[0].overruled["model.adamw lr"] == (1e-3, 4e-3)
     assert other.optimizers[0].param_groups[-1]["weight_decay"] == 4e-3
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_the_policy_is_loaded(
+    tmp_path: Path,
+) -> None:
+    module = policy(model_kwargs={"max_position_embeddings": 8})
+    with pytest.raises(ValueError, match=r"longest prompt, .* row \d+, has .* take 8: lower"):
+        fit(tmp_path, module)
+    assert module.policy is None

@@ -18,5 +18,5 @@ def make_batch_again(checkpoint: dict[str, Any], trainer: Trainer) -> None:
     if progress.ready <= progress.processed:
         return
     for state in checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", []):
-        if "position" in state:  # the loader is a PromptLoader
-            state["position"] -= 1
+        if "fingerprint" in state:  # the loader is a PromptLoader, which counts prompts
+            state["position"] -= state["batch_size"]

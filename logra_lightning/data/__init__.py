@@ -5,6 +5,7 @@ from logra_lightning.data.loader import PromptLoader
 from logra_lightning.data.mix import MixedDataModule
 from logra_lightning.data.module import TokenizedDataModule
 from logra_lightning.data.prompts import PromptDataModule, PromptSource
+from logra_lightning.data.resume import follow_loader
 from logra_lightning.data.source_rows import Rows, SourceRows
 from logra_lightning.data.tokenized_prompts import Part, TokenizedPrompts
 
@@ -21,4 +22,5 @@ __all__ = [
     "SourceRows",
     "TokenizedDataModule",
     "TokenizedPrompts",
+    "follow_loader",
 ]

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from string import Formatter
 from typing import Any
 
+from logra_lightning.data.chat import ChatFormat
+from logra_lightning.data.messages import checked_messages, is_messages
+
 
 class PromptTemplate:
     r"""Makes a prompt of a row's columns, which it names in braces.
@@ -62,9 +65,24 @@ class PromptTemplate:
                 f"prompt_template needs {', '.join(map(repr, empty))}, which is None in {row_name}"
             )
         try:
-            return self.text.format(**row)
+            return _TEXT.vformat(self.text, (), row)
         except (LookupError, AttributeError, ValueError, TypeError) as error:
             raise ValueError(f"prompt_template does not fit {row_name}: {error!r}") from error
+
+
+class _TextFormatter(Formatter):
+    """As `str.format`, but a list of messages is no text."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if is_messages(value):
+            raise ValueError(
+                "a list of messages cannot stand in a text; name the field of one, such as "
+                "{messages[0][content]}, or set prompt_column"
+            )
+        return format(value, format_spec)
+
+
+_TEXT = _TextFormatter()
 
 
 class PromptEncoder:
@@ -83,7 +101,7 @@ class PromptEncoder:
         chat_template_kwargs: further arguments for the chat template.
 
     Raises:
-        ValueError: `prompt_template` cannot be used.
+        ValueError: `prompt_template` or one of `chat_template_kwargs` cannot be used.
     """
 
     def __init__(
@@ -100,8 +118,11 @@ class PromptEncoder:
         self.path = path
         self.prompt_column = prompt_column
         self.template = None if prompt_template is None else PromptTemplate(prompt_template)
-        self.system_prompt = system_prompt
-        self.chat_template_kwargs = dict(chat_template_kwargs or {})
+        options = chat_template_kwargs or {}
+        self.chat: ChatFormat | None = None
+        if tokenizer.chat_template is not None or options.get("chat_template") is not None:
+            self.chat = ChatFormat(tokenizer, system_prompt, options)
+        self.needs_chat = bool(system_prompt or options)
 
     def __call__(self, row: Mapping[str, Any], row_name: str) -> list[int]:
         """Return the token ids of a row's prompt.
@@ -114,17 +135,26 @@ class PromptEncoder:
             ValueError: the row has no prompt, or one that this tokenizer cannot take.
         """
         prompt = self._prompt(row, row_name)
-        if self.tokenizer.chat_template is not None:
-            return self._encode_messages(self._messages(prompt))
-        if not isinstance(prompt, str) or self.system_prompt or self.chat_template_kwargs:
+        if self.chat is not None:
+            text, add_special_tokens = self.chat.text(prompt, row_name), False
+        else:
+            text, add_special_tokens = self._plain(prompt, row_name)
+        ids = list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        if not ids:
+            raise ValueError(f"the prompt of {row_name} has no tokens: {text!r}")
+        return ids
+
+    def _plain(self, prompt: Any, row_name: str) -> tuple[str, bool]:
+        """The text of a prompt without a template, and whether it gets the special tokens."""
+        checked_messages(prompt, row_name)
+        if not isinstance(prompt, str) or self.needs_chat:
             raise ValueError(
                 f"the tokenizer of {self.path!r} has no chat template, so {row_name} must be a "
                 f"string, without system_prompt and chat_template_kwargs"
             )
         # A prompt that begins with the first token's text must not get that token twice.
         bos = self.tokenizer.bos_token
-        has_bos = bool(bos) and prompt.startswith(bos)
-        return list(self.tokenizer(prompt, add_special_tokens=not has_bos)["input_ids"])
+        return prompt, not (bool(bos) and prompt.startswith(bos))
 
     def _prompt(self, row: Mapping[str, Any], row_name: str) -> Any:
         if self.template is not None:
@@ -139,34 +169,4 @@ class PromptEncoder:
                 f"{row_name} has no column {self.prompt_column!r}, only "
                 f"{', '.join(map(repr, row))}: set prompt_column"
             )
-        prompt = row[self.prompt_column]
-        is_text = isinstance(prompt, str) and bool(prompt.strip())
-        is_chat = isinstance(prompt, list) and bool(prompt)
-        if is_text or (is_chat and all(isinstance(message, dict) for message in prompt)):
-            return prompt
-        raise ValueError(
-            f"the prompt of {row_name} must be a non-empty string or a list of messages, got "
-            f"{prompt!r}"
-        )
-
-    def _messages(self, prompt: Any) -> list[dict[str, Any]]:
-        if isinstance(prompt, str):
-            prompt = [{"role": "user", "content": prompt}]
-        # Parquet fills the keys that one message has into all others, with None as value.
-        messages = [
-            {key: value for key, value in message.items() if value is not None or key == "content"}
-            for message in prompt
-        ]
-        if self.system_prompt and messages[0].get("role") != "system":
-            messages.insert(0, {"role": "system", "content": self.system_prompt})
-        return messages
-
-    def _encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
-        encoded = self.tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            **self.chat_template_kwargs,
-        )
-        return list(encoded["input_ids"])
+        return row[self.prompt_column]

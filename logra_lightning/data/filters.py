@@ -83,3 +83,19 @@ def check_some_left(before: Sequence[int], prompts: TokenizedPrompts) -> None:
                 f"none of the {had} training rows of {part.label!r} is left after dropping: see "
                 f"data.init_args.overlong_prompts and unusable_rows"
             )
+
+
+def check_token_ids(largest: int, row_name: str, vocabulary: int) -> None:
+    """Raise ValueError where a prompt has a token that the model has no embedding of.
+
+    Args:
+        largest: largest token id of all prompts.
+        row_name: name of the row that has it.
+        vocabulary: number of the model's embeddings.
+    """
+    if largest >= vocabulary:
+        raise ValueError(
+            f"{row_name} has the token id {largest}, but the model has {vocabulary} embeddings: "
+            f"give data.init_args.tokenizer the model's own tokenizer, without tokens that were "
+            f"added later"
+        )

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 
+from logra_lightning.data.chat import check_template_kwargs
 from logra_lightning.data.encode import PromptEncoder, PromptTemplate
 from logra_lightning.data.filters import check_some_left, without_overlong, without_unusable
 from logra_lightning.data.loader import PromptLoader
@@ -35,7 +36,8 @@ class TokenizedDataModule(LightningDataModule):
             `{question} Think first.`; a brace that belongs to the text is written twice. Without
             it, the column `prompt_column` is the prompt.
         chat_template_kwargs: further arguments for the chat template, for instance
-            `{enable_thinking: false}`.
+            `{enable_thinking: false}`; they win over the defaults. With
+            `{continue_final_message: true}` the policy continues the assistant's last message.
         prompts_per_step: number of prompts in one training batch, all processes together.
         eval_batch_size: number of prompts in one validation batch, all processes together.
         max_prompt_tokens: longest prompt allowed, in tokens.
@@ -88,8 +90,9 @@ class TokenizedDataModule(LightningDataModule):
         ):
             if value not in ("error", "drop"):
                 raise ValueError(f"data.init_args.{name} must be error or drop, got {value!r}")
-        if prompt_template is not None:
-            with told_at("data.init_args"):
+        with told_at("data.init_args"):
+            check_template_kwargs(chat_template_kwargs or {})
+            if prompt_template is not None:
                 PromptTemplate(prompt_template)
         self.tokenizer_path = tokenizer
         self.tokenizer_kwargs = tokenizer_kwargs or {}
@@ -104,6 +107,7 @@ class TokenizedDataModule(LightningDataModule):
         self.seed = run_seed(seed)
         self.train: TokenizedPrompts | None = None
         self.val: TokenizedPrompts | None = None
+        self._train_loader: PromptLoader | None = None
 
     def load_rows(self) -> tuple[Rows | Sequence[SourceRows], Rows | Sequence[SourceRows]]:
         """Return training and validation rows.
@@ -114,6 +118,7 @@ class TokenizedDataModule(LightningDataModule):
         raise NotImplementedError(f"{type(self).__name__} must define load_rows")
 
     def setup(self, stage: str) -> None:
+        self._train_loader = None
         if self.train is not None:
             return
         tokenizer = load_tokenizer(self.tokenizer_path, **self.tokenizer_kwargs)
@@ -178,15 +183,35 @@ class TokenizedDataModule(LightningDataModule):
         names = in_use[0].columns if in_use else []
         return [name for name in names if all(name in prompts.columns for prompts in in_use)]
 
-    @property
-    def longest_prompt(self) -> int:
-        """Number of tokens of the longest prompt, training and validation together."""
+    def largest(self, measure: Callable[[list[int]], int]) -> tuple[int, str]:
+        """Return the largest measure of all prompts, and the name of the row that has it.
+
+        `largest(len)` is the longest prompt, such as `(57, "training row 3 of 'gsm8k'")`, and
+        `largest(max)` the one with the largest token id. Without prompts it is `(0, "no row")`.
+
+        Args:
+            measure: a function of the token ids of one prompt.
+        """
         assert self.train is not None
         assert self.val is not None
-        return max((len(ids) for ids in self.train.prompt_ids + self.val.prompt_ids), default=0)
+        found = (0, "no row")
+        for used_for, prompts in (("training", self.train), ("validation", self.val)):
+            for position, ids in enumerate(prompts.prompt_ids):
+                if measure(ids) > found[0]:
+                    found = measure(ids), f"{used_for} {prompts.row_name(position)}"
+        return found
 
     def train_dataloader(self) -> PromptLoader:
-        return self._loader(self.train, self.prompts_per_step, self.seed, self.weights)
+        """Return the loader of the training prompts, the same one until the next `setup`.
+
+        With `reload_dataloaders_every_n_epochs` Lightning asks for it again in the middle of a run,
+        which then goes on with the next prompts.
+        """
+        if self._train_loader is None:
+            self._train_loader = self._loader(
+                self.train, self.prompts_per_step, self.seed, self.weights
+            )
+        return self._train_loader
 
     def val_dataloader(self) -> PromptLoader | list[Any]:
         return self._loader(self.val, self.eval_batch_size, None, None) if self.val else []
@@ -200,6 +225,12 @@ class TokenizedDataModule(LightningDataModule):
     def _as_sources(self, rows: Rows | Sequence[SourceRows]) -> list[SourceRows]:
         """What `load_rows` returned, with plain rows as one source."""
         if rows and isinstance(rows[0], SourceRows):
+            others = [type(row).__name__ for row in rows if not isinstance(row, SourceRows)]
+            if others:
+                raise ValueError(
+                    f"{type(self).__name__}.load_rows returns SourceRows together with "
+                    f"{others[0]}: put those rows into SourceRows of their own"
+                )
             return list(cast(Sequence[SourceRows], rows))
         return [SourceRows(type(self).__name__, cast(Rows, rows), self.prompt_column)]
 
@@ -233,6 +264,7 @@ class TokenizedDataModule(LightningDataModule):
             batch_size,
             seed=seed,
             weights=weights,
+            overfit_batches=getattr(self.trainer, "overfit_batches", 0),
             process_index=self.trainer.global_rank if self.trainer else 0,
             num_processes=self.trainer.world_size if self.trainer else 1,
         )

@@ -67,6 +67,12 @@ def tokenized(
             encode = encoder_of(source)
             bar = tqdm(source.rows, f"{used_for} prompts{of_source}", disable=hidden)
             for number, row in enumerate(bar):
+                if not isinstance(row, Mapping):
+                    raise ValueError(
+                        f"{used_for} row {number}{of_source} is no mapping from column name to "
+                        f"value, but {type(row).__name__}: load_rows returns such rows alone, or "
+                        f"SourceRows alone"
+                    )
                 prompts.prompt_ids.append(encode(row, f"{used_for} row {number}{of_source}"))
                 label = row.get("source", source.label)
                 prompts.rows.append({**row, "source": None if label is None else str(label)})

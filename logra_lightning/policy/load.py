@@ -217,6 +217,6 @@ def stop_token_ids(policy: Any, tokenizer: Any) -> list[int]:
     return sorted(token for token in found if token is not None)
 
 
-def context_length(policy: Any) -> int:
-    """The number of tokens that the model can read at most."""
-    return policy.config.get_text_config().max_position_embeddings
+def context_length(config: Any) -> int:
+    """The number of tokens that a model with this `transformers` config can read at most."""
+    return config.get_text_config().max_position_embeddings

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import normalizers, processors
 from transformers import AutoTokenizer
 
 from logra_lightning.data.encode import PromptEncoder, PromptTemplate
@@ -57,9 +58,33 @@ def test_messages_keep_their_own_system_prompt(chat: Any) -> None:
 
 
 def test_keys_that_a_message_does_not_have_are_no_keys_of_it(chat: Any) -> None:
-    chat.chat_template = "{% for m in messages %}{{ m | length }}{% endfor %}"
+    chat.chat_template = "{% for m in messages %}{{ m | length }}={{ m['content'] }}{% endfor %}"
     message = {"role": "user", "content": "1", "name": None, "tool_calls": None}
-    assert text(chat, encode([message], chat)) == "2"
+    assert text(chat, encode([message], chat)) == "2=1"
+
+
+@pytest.mark.parametrize("options", [{}, {"thinking": True}, {"add_generation_prompt": False}])
+def test_ids_are_those_of_the_template(chat: Any, options: dict[str, Any]) -> None:
+    messages = [{"role": "system", "content": "9"}, {"role": "user", "content": "1 + 1"}]
+    defaults = {"add_generation_prompt": True, "return_dict": True}
+    expected = chat.apply_chat_template(messages, **(defaults | options))["input_ids"]
+    assert encode(messages, chat, chat_template_kwargs=options) == expected
+
+
+def test_a_template_among_the_arguments_is_one() -> None:
+    assert encode("one", word_tokenizer(), chat_template_kwargs={"chat_template": WRITES_BOS}) == [
+        0,
+        3,
+    ]
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    words = word_tokenizer()
+    words.backend_tokenizer.normalizer = normalizers.Replace("one", "")
+    words.bos_token = None
+    words.backend_tokenizer.post_processor = processors.TemplateProcessing("$A", special_tokens=[])
+    with pytest.raises(ValueError, match="the prompt of row 0 has no tokens: 'one'"):
+        encode("one", words)
 
 
 def test_a_prompt_template_makes_the_prompt_of_columns(chat: Any) -> None:
@@ -94,10 +119,21 @@ def test_templates_that_do_not_fit_name_columns_and_braces() -> None:
         PromptTemplate("{question")
 
 
-@pytest.mark.parametrize("prompt", ["", "  ", None, 3, [], ["text"]])
-def test_a_prompt_that_is_none_of_text_or_messages_names_its_row(prompt: object) -> None:
+@pytest.mark.parametrize("template", [None, WRITES_BOS])
+def test_prompts_are_checked_with_and_without_a_chat_template(template: str | None) -> None:
+    tokenizer = word_tokenizer(template)
     with pytest.raises(ValueError, match="the prompt of row 0 must be a non-empty string or"):
-        encode(prompt, word_tokenizer())
+        encode("  ", tokenizer)
+    with pytest.raises(ValueError, match="row 0 is the text of a list of messages"):
+        encode('[{"role": "user", "content": "one"}]', tokenizer)
+
+
+def test_messages_do_not_become_text_in_a_prompt_template() -> None:
+    row = {"prompt": [{"role": "user", "content": "one"}], "numbers": [1, 2]}
+    filled = PromptTemplate("{prompt[0][content]} {numbers} {numbers[1]:03d} {{}}")
+    assert filled.fill(row, "row 0") == "one [1, 2] 002 {}"
+    with pytest.raises(ValueError, match="does not fit row 0: .*list of messages cannot stand"):
+        PromptTemplate("{prompt} Think first.").fill(row, "row 0")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from logra_lightning.data.filters import check_token_ids
 from tests.conftest import TINY_POLICY
 from tests.data.rows import ROWS, Fixed, TwoSources, ready
 
@@ -94,3 +95,9 @@ def test_a_training_source_without_rows_is_refused() -> None:
     data = ready(TwoSources(str(TINY_POLICY), unusable_rows="drop"))
     with pytest.raises(ValueError, match="none of the 2 training rows of 'others' is left"):
         data.leave_out(odd_answers)
+
+
+def test_tokens_without_an_embedding_are_refused_by_row() -> None:
+    check_token_ids(258, "training row 3", 259)
+    with pytest.raises(ValueError, match="training row 3 has the token id 259, .*259 embeddings"):
+        check_token_ids(259, "training row 3", 259)

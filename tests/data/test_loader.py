@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -29,6 +31,11 @@ def rows_of(batches: Any) -> list[list[int]]:
     return [batch.rows for batch in batches]
 
 
+def endless(loader: PromptLoader) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
 def test_every_epoch_is_another_permutation_of_full_batches() -> None:
     loader = PromptLoader(prompts(11), 3, seed=0)
     assert len(loader) == 3
@@ -51,19 +58,99 @@ def test_resumed_order_is_that_of_the_run_that_never_stopped(
     straight = loader()
     expected = [rows for _ in range(3) for rows in rows_of(straight)]
     before = loader()
-    taken: list[list[int]] = []
-    iterator = iter(before)
-    while len(taken) < stop:
-        batch = next(iterator, None)
-        if batch is None:
-            iterator = iter(before)
-        else:
-            taken.append(batch.rows)
+    taken = rows_of(islice(endless(before), stop))
     after = loader()
     after.load_state_dict(before.state_dict())
-    while len(taken) < len(expected):
-        taken += rows_of(after)
+    taken += rows_of(islice(endless(after), len(expected) - stop))
     assert taken == expected
+
+
+@pytest.mark.parametrize("weights", [None, [2.0, 1.0]], ids=["shuffled", "mixed"])
+def test_a_pass_has_one_order_whatever_the_size_of_a_batch(weights: list[float] | None) -> None:
+    """All sizes of batches before and after a stop, which is at any batch of a pass."""
+
+    def order_of(epoch: int) -> list[int]:
+        one = PromptLoader(mixed(4, 8), 1, seed=4, weights=weights)
+        one.epoch = epoch
+        return [row for rows in rows_of(one) for row in rows]
+
+    first, second = order_of(0), order_of(1)
+    for size in range(1, 13):
+        for batches in range(1, 12 // size + 1):
+            before = PromptLoader(mixed(4, 8), size, seed=4, weights=weights)
+            given = [row for rows in rows_of(islice(before, batches)) for row in rows]
+            assert given == first[: size * batches]
+            for next_size in range(1, 13):
+                after = PromptLoader(mixed(4, 8), next_size, seed=4, weights=weights)
+                after.load_state_dict(before.state_dict())
+                left = 12 - len(given)
+                full = left // next_size if left >= size else 0
+                assert (after.batches_left if after.epoch == 0 else 0) == full
+                rest = rows_of(islice(endless(after), full + 1))
+                assert [row for rows in rest[:full] for row in rows] == first[len(given) :][
+                    : full * next_size
+                ]
+                assert rest[full] == second[:next_size]
+
+
+def test_an_iteration_is_as_long_as_a_pass_wherever_it_begins() -> None:
+    loader = PromptLoader(prompts(11), 3, seed=0)
+    expected = rows_of(loader) + rows_of(loader)
+    again = PromptLoader(prompts(11), 3, seed=0)
+    assert rows_of(islice(again, 2)) + rows_of(again) == expected[:5]
+
+
+@pytest.mark.parametrize(("batches", "count"), [(2, 2), (9, 3), (0.7, 2), (1.0, 3), (0.1, 1)])
+def test_overfitting_repeats_the_first_batches_as_they_stand(batches: float, count: int) -> None:
+    loader = PromptLoader(prompts(11), 3, seed=0, overfit_batches=batches)
+    assert len(loader) == 3  # Lightning takes its share of them
+    firsts = [[0, 1, 2], [3, 4, 5], [6, 7, 8]][:count]
+    assert rows_of(islice(endless(loader), 2 * count)) == firsts * 2
+
+
+def test_overfitting_a_mix_repeats_its_first_batches() -> None:
+    first, second = rows_of(islice(PromptLoader(mixed(), 3, seed=4, weights=[2.0, 1.0]), 2))
+    loader = PromptLoader(mixed(), 3, seed=4, weights=[2.0, 1.0], overfit_batches=2)
+    assert rows_of(islice(endless(loader), 4)) == [first, second] * 2
+
+
+def test_the_state_counts_prompts() -> None:
+    loader = PromptLoader(prompts(11), 3, seed=0)
+    list(islice(loader, 2))
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"], state["batch_size"]) == (0, 6, 3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompts": prompts(12)},
+        {"prompts": TokenizedPrompts([[i] for i in range(11)], [{}] * 11, list(range(11)))},
+        {"prompts": TokenizedPrompts([[1, 2], *[[i] for i in range(10)]], [{}] * 11, [0] * 11)},
+        {"seed": 1},
+        {"prompts": mixed(), "weights": [1.0, 1.0]},
+        {"overfit_batches": 2},
+    ],
+)
+def test_other_data_is_begun_at_its_start(options: dict[str, Any]) -> None:
+    before = PromptLoader(prompts(11), 3, seed=0)
+    list(islice(before, 2))
+    given = {"prompts": prompts(11), "batch_size": 3, "seed": 0} | options
+    after = PromptLoader(**given)
+    with pytest.warns(UserWarning, match="prompts are not those of the checkpoint"):
+        after.load_state_dict(before.state_dict())
+    assert rows_of(after) == rows_of(PromptLoader(**given))
+
+
+def test_where_a_token_belongs_is_part_of_the_fingerprint() -> None:
+    def fingerprint(*ids: list[int]) -> str:
+        count = len(ids)
+        found = TokenizedPrompts(list(ids), [{}] * count, list(range(count)))
+        return PromptLoader(found, 1, seed=0).fingerprint
+
+    assert fingerprint([1], [2, 3]) == fingerprint([1], [2, 3])
+    different = {fingerprint([1], [2, 3]), fingerprint([1, 2], [3]), fingerprint([2, 3], [1])}
+    assert len(different) == 3
 
 
 def test_each_batch_of_a_mix_holds_the_shares_and_no_source_repeats_before_its_end() -> None:
@@ -111,5 +198,5 @@ def test_batches_that_cannot_be_made_are_refused() -> None:
         PromptLoader(prompts(9), 3, seed=0, num_processes=2)
     with pytest.raises(ValueError, match="prompts_per_step is 4, but there are only 3 prompts"):
         PromptLoader(prompts(3), 4, seed=0)
-    with pytest.raises(ValueError, match="weight of source 'few' .* none of the 9 prompts"):
+    with pytest.raises(ValueError, match="weight of source 'few' .* none of the 11 prompts"):
         PromptLoader(mixed(), 3, seed=0, weights=[1.0, 99.0])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from logra_lightning.data import TokenizedDataModule
+from logra_lightning.data import SourceRows, TokenizedDataModule
 from tests.conftest import TINY_POLICY
 from tests.data.rows import ROWS, Fixed, TwoSources, ready, save_chat_tokenizer
 
@@ -22,7 +22,16 @@ def test_prompts_are_tokenized_and_columns_come_along() -> None:
     assert batch.columns["level"] == [{"a": [7]}, {"a": [8]}, {"a": [9]}]
     assert batch.columns["source"] == ["Fixed"] * 3
     assert sorted(data.columns) == ["answer", "level", "prompt", "source"]
-    assert data.longest_prompt == len(batch.prompt_ids[0])
+
+
+def test_the_longest_prompt_and_the_largest_token_are_found_in_both_sets() -> None:
+    data = ready(Fixed([{"prompt": "1"}, {"prompt": "9 9"}, {"prompt": "8 8"}], [{"prompt": "1"}]))
+    tokenizer = AutoTokenizer.from_pretrained(TINY_POLICY)
+    assert data.largest(len) == (len(tokenizer("9 9")["input_ids"]), "training row 1")
+    data = ready(Fixed([{"prompt": "1"}], [{"prompt": "2"}, {"prompt": "9"}]))
+    assert data.largest(max) == (max(tokenizer("9")["input_ids"]), "validation row 1")
+    data.train = data.val = data.train.without({0})
+    assert data.largest(len) == (0, "no row")
 
 
 def test_columns_are_the_union_of_sources_and_none_where_one_has_none() -> None:
@@ -60,6 +69,18 @@ def test_a_subclass_is_told_what_to_define() -> None:
         TokenizedDataModule(str(TINY_POLICY)).setup("fit")
     with pytest.raises(ValueError, match="Old.load_sources is called load_rows now: rename it"):
         Old(str(TINY_POLICY))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_rows_and_sources_of_rows_are_not_mixed(first: int) -> None:
+    both = [SourceRows("sums", ROWS), ROWS[0]]
+    with pytest.raises(ValueError, match=r"load_rows returns (SourceRows together with dict|such)"):
+        ready(Fixed([both[first], both[1 - first]]))
+
+
+def test_template_arguments_that_cannot_be_given_are_refused_when_it_is_made() -> None:
+    with pytest.raises(ValueError, match="data.init_args: chat_template_kwargs has return_dict"):
+        Fixed(chat_template_kwargs={"return_dict": False})
 
 
 def test_templates_and_system_prompt_are_used(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_stop_tokens_and_context_of_the_tiny_policy() -> None:
     assert stop_token_ids(policy, tokenizer) == [tokenizer.eos_token_id]
     policy.generation_config.eos_token_id = [7, tokenizer.eos_token_id]
     assert stop_token_ids(policy, tokenizer) == sorted([7, tokenizer.eos_token_id])
-    assert context_length(policy) == 64
+    assert context_length(policy.config) == 64
 
 
 @pytest.mark.parametrize("train_others", [False, True])
