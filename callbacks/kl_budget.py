@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, Protocol, get_args
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
 from logra_lightning.callbacks.weight_sync import WeightSync
@@ -20,8 +23,11 @@ from logra_lightning.kl.budget import (
 )
 from logra_lightning.kl.float32_weights import exact_forwards
 from logra_lightning.kl.kl_probe import KLProbe, first_not_finite
-from logra_lightning.kl.measured_kl import StepKL
+from logra_lightning.kl.step_kl import DifferenceKL, MidpointKL, StepKL
+from logra_lightning.optim.proposal import Proposal
 from logra_lightning.optim.row_adam import RowAdam, row_adam_of
+
+Method = Literal["forward_ad", "fp32", "finite_difference"]
 
 
 class HasKLProbe(Protocol):
@@ -41,8 +47,9 @@ class KLBudget(Callback):
     is measured, still without changing a weight. If it is above `tolerance` times the budget, the
     scale is shrunk and the KL measured again, up to `max_backtracks` times; if that is not enough
     the update is rejected and the step changes nothing. After three rejected updates in a row there
-    is a warning, and after more than 20 the run ends. A KL that is not finite skips the step.
-    Prediction and measurement are in fp32, also where the policy is bf16.
+    is a warning, and after more than 20 the run ends. A KL that is not finite skips the step. Both
+    KLs are taken in the precision of training; with a bf16 policy by derivatives, which see an
+    update however small it is.
 
     The budget covers the sketched weights, not what AdamW trains beside them. With another
     optimizer than `RowAdam` the callback is inactive and says so once. The module needs a method
@@ -51,8 +58,8 @@ class KLBudget(Callback):
     Logs at every step, in nats per completion token, `kl/budget`, `kl/predicted` and `kl/measured`;
     `kl/ratio` (measured over predicted), `kl/backtracks` (how many times the scale was shrunk) and
     `time/kl_s` (seconds, a part of `time/update_s`). With a bf16 policy it also logs, every
-    `bf16_every` steps, `kl/measured_bf16` (the KL of the update in bf16 forward passes) and
-    `kl/floor_bf16` (the KL between exact and bf16 forward passes without any update).
+    `bf16_every` steps, `kl/measured_bf16`: the KL of the update as two bf16 forward passes show
+    it, most of which is rounding where the update is small.
 
     Args:
         start: KL budget of the first update, in nats per completion token.
@@ -79,11 +86,12 @@ class KLBudget(Callback):
             measured again.
         max_backtracks: an update that was shrunk this many times and is still above the tolerance
             is rejected: the step changes nothing.
-        method: how the KL is predicted. `forward_ad` is exact; `finite_difference` is for models
-            with an operation that has no forward-mode derivative, and takes two more forward
-            passes.
-        bf16_every: with a bf16 policy, log every this many steps how much of an update shows in
-            bf16; 0 never does.
+        method: how the KL is taken. `forward_ad`: by derivatives in the policy's own dtype.
+            `fp32`: in fp32 with the exact masters, whatever the precision of training, to check
+            the other against; slow on a GPU. `finite_difference`: in fp32 too, by differences of
+            forward passes, for models with an operation that has no forward-mode derivative.
+        bf16_every: with a bf16 policy, log every this many steps how much of an update two bf16
+            forward passes show; 0 never does.
 
     Raises:
         ValueError: a value is out of range, or `KLBudget` stands after `WeightSync` in the list of
@@ -104,12 +112,12 @@ class KLBudget(Callback):
         backtrack: bool = True,
         tolerance: float = 2.0,
         max_backtracks: int = 4,
-        method: Literal["forward_ad", "finite_difference"] = "forward_ad",
+        method: Method = "forward_ad",
         bf16_every: int = 10,
     ) -> None:
-        if method not in ("forward_ad", "finite_difference"):
+        if method not in get_args(Method):
             raise ValueError(
-                f"kl_budget.method must be forward_ad or finite_difference, got {method!r}"
+                f"kl_budget.method must be one of {', '.join(get_args(Method))}, got {method!r}"
             )
         if not max_scale > 0 or not tolerance >= 1:
             raise ValueError(
@@ -132,7 +140,6 @@ class KLBudget(Callback):
         self.method = method
         self.bf16_every = bf16_every
         self._mismatch = MismatchAverage(mismatch_weight)
-        self._told_floor = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
@@ -176,9 +183,9 @@ class KLBudget(Callback):
         started = time.perf_counter()
         if self.mismatch_subtraction:
             budget = self._mismatch.subtracted_from(budget, probe.mismatch)
-        step = StepKL(probe, proposal, optimizer.sketches)
-        with exact_forwards(probe, optimizer.residual):
-            q = step.predict(self.method)
+        step, precision = self._step_kl(trainer, probe, proposal, optimizer)
+        with precision:
+            q = step.predict()
             if not 0 <= q < math.inf:
                 where = first_not_finite(probe.model, probe.hidden)
                 proposal.skip(f"the predicted KL is {q}{f', from {where!r} on' if where else ''}")
@@ -205,7 +212,7 @@ class KLBudget(Callback):
         self._log(pl_module, budget, scale * scale * q, measured, backtracks)
         pl_module.log("time/kl_s", time.perf_counter() - started)
         if self.bf16_every and trainer.global_step % self.bf16_every == 0:
-            self._look_in_bf16(trainer, step, scale, budget)
+            self._look_in_bf16(trainer, step, scale)
 
     def _log(
         self,
@@ -228,18 +235,31 @@ class KLBudget(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._mismatch.value = state_dict["mismatch"]
 
-    def _look_in_bf16(self, trainer: Trainer, step: StepKL, scale: float, budget: float) -> None:
-        """Log how much of the update shows in the forward passes of a bf16 policy."""
+    def _step_kl(
+        self, trainer: Trainer, probe: KLProbe, proposal: Proposal, optimizer: RowAdam
+    ) -> tuple[StepKL, AbstractContextManager[None]]:
+        """What takes the KL of the step, and the precision to call it in."""
+        sketches = optimizer.sketches
+        weights = (layer.module.weight for layer in sketches)
+        is_fp32 = trainer.precision == "32-true" and all(w.dtype == torch.float32 for w in weights)
+        if self.method == "forward_ad" and not is_fp32:
+            forward_context = trainer.precision_plugin.forward_context
+            return MidpointKL(probe, proposal, sketches), _as_it_trains(probe, forward_context)
+        kind = DifferenceKL if self.method == "finite_difference" else StepKL
+        return kind(probe, proposal, sketches), exact_forwards(probe, optimizer.residual)
+
+    def _look_in_bf16(self, trainer: Trainer, step: StepKL, scale: float) -> None:
+        """Log how much of the update two forward passes of a bf16 policy show."""
         if trainer.precision not in ("bf16-true", "bf16-mixed"):
             return
-        seen, floor = step.measure_within(trainer.precision_plugin.forward_context, scale)
-        values = {"kl/measured_bf16": seen, "kl/floor_bf16": floor}
-        for logger in trainer.loggers:  # `log` would repeat them at the steps between
-            logger.log_metrics(values, step=trainer.global_step + 1)
-        if budget < floor and not self._told_floor:
-            self._told_floor = True
-            rank_zero_warn(
-                f"the KL budget, {budget:.1e} nats per token, is below what bf16 alone makes of "
-                f"the same weights, {floor:.1e}: updates are kept exactly, but rollouts and losses "
-                f"show them only once they have added up"
-            )
+        seen = step.measure_within(trainer.precision_plugin.forward_context, scale)
+        for logger in trainer.loggers:  # `log` would repeat it at the steps between
+            logger.log_metrics({"kl/measured_bf16": seen}, step=trainer.global_step + 1)
+
+
+@contextmanager
+def _as_it_trains(
+    probe: KLProbe, forward_context: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    with probe.prepared(), forward_context():
+        yield

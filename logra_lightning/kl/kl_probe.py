@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from logra_lightning.kl.inject import Change, injected_update
 
+_CHUNK_BYTES = 64 << 20
+
 
 @dataclass(frozen=True)
 class KLProbe:
@@ -40,6 +42,16 @@ class KLProbe:
     def device(self) -> torch.device:
         """The model's device; without rollouts no hidden state could tell it."""
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    def chunk_tokens(self, hidden: Tensor) -> int:
+        """The number of tokens whose logits [n, V] take at most 64 MiB in fp64, at least one.
+
+        Args:
+            hidden: [T, H] hidden states, of which one is looked at to know V.
+        """
+        if not len(hidden):
+            return 1
+        return max(1, _CHUNK_BYTES // (8 * self.logits(hidden[:1]).shape[-1]))
 
     @torch.no_grad()
     def hidden(self, changes: Sequence[Change] = ()) -> list[Tensor]:

@@ -12,8 +12,9 @@ Source: LoGRA, arXiv 2610.06647.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.autograd.forward_ad as fwAD
@@ -25,12 +26,15 @@ from logra_lightning.kl.kl_probe import KLProbe
 
 
 @torch.no_grad()
-def tangents(probe: KLProbe, changes: Sequence[Change]) -> list[tuple[Tensor, Tensor]]:
+def tangents(
+    probe: KLProbe, changes: Sequence[Change], *, at: float = 0.0
+) -> list[tuple[Tensor, Tensor]]:
     """Hidden states and their exact derivatives along the update, by forward-mode AD.
 
     Args:
         probe: the tokens, and how to run the model on them.
-        changes: the update, of scale 1.
+        changes: the update.
+        at: the fraction of the update after which both are taken: 0 for the weights as they are.
 
     Returns:
         For each of `probe.forwards` the hidden states [T, H] and their derivatives [T, H].
@@ -39,7 +43,7 @@ def tangents(probe: KLProbe, changes: Sequence[Change]) -> list[tuple[Tensor, Te
         NotImplementedError: an operation of the model has no forward-mode derivative.
     """
     pairs = []
-    with probe.prepared(), injected_tangents(changes), _named_errors(probe.model):
+    with probe.prepared(), injected_tangents(changes, at), _named_errors(probe.model):
         for forward in probe.forwards:
             primal, tangent = fwAD.unpack_dual(forward())
             pairs.append((primal, torch.zeros_like(primal) if tangent is None else tangent))
@@ -61,7 +65,9 @@ def finite_differences(
         For each of `probe.forwards` the hidden states [T, H] and their derivatives [T, H].
     """
     up, down = (
-        probe.hidden([Change(c.layer, c.direction * h, c.rate * h) for c in changes])
+        probe.hidden(
+            [Change(c.layer, partial(_times, c.direction, h), c.rate * h) for c in changes]
+        )
         for h in (step, -step)
     )
     return [((a + b) / 2, (a - b) / (2 * step)) for a, b in zip(up, down, strict=True)]
@@ -78,25 +84,28 @@ def difference_step(changes: Sequence[Change]) -> float:
         changes: the update, of scale 1.
     """
     update = sum(
-        square * change.layer.module.in_features * change.layer.scale**2
-        for change, square in zip(
-            changes, squared_norms([c.direction for c in changes]), strict=True
-        )
+        squared_norms([c.direction()])[0] * c.layer.module.in_features * c.layer.scale**2
+        for c in changes
     )
     weights = sum(squared_norms([change.layer.module.weight for change in changes]))
     return 1e-3 * (weights / update) ** 0.5 if update > 0 and weights > 0 else 1.0
 
 
+def _times(direction: Callable[[], Tensor], factor: float) -> Tensor:
+    return direction() * factor
+
+
 @torch.no_grad()
 def predicted_kl(
-    probe: KLProbe, pairs: Sequence[tuple[Tensor, Tensor]], *, chunk_tokens: int = 64
+    probe: KLProbe, pairs: Sequence[tuple[Tensor, Tensor]], *, chunk_tokens: int | None = None
 ) -> Tensor:
     r"""The sum of :math:`\tfrac12 \mathrm{Var}(dz/T)` over the tokens; over their number it is q.
 
     Args:
         probe: turns hidden states into logits.
         pairs: hidden states [T, H] and their derivatives [T, H], from `tangents`.
-        chunk_tokens: number of tokens whose logits [chunk_tokens, V] exist at a time.
+        chunk_tokens: number of tokens whose logits [chunk_tokens, V] exist at a time; None takes
+            `probe.chunk_tokens`.
 
     Returns:
         [2] fp64: the sum in nats, and the number of tokens.
@@ -104,12 +113,24 @@ def predicted_kl(
     total = torch.zeros((), dtype=torch.float64, device=probe.device)
     count = 0
     for hidden, tangent in pairs:
-        for h, dh in zip(hidden.split(chunk_tokens), tangent.split(chunk_tokens), strict=True):
-            with fwAD.dual_level():
-                z, dz = fwAD.unpack_dual(probe.logits(fwAD.make_dual(h, dh)))
-                total += half_variance(z, dz).sum()
+        chunk = chunk_tokens or probe.chunk_tokens(hidden)
+        for h, dh in zip(hidden.split(chunk), tangent.split(chunk), strict=True):
+            total += half_variance(*logit_tangents(probe, h, dh)).sum()
             count += h.shape[0]
     return torch.stack([total, total.new_tensor(count)])
+
+
+def logit_tangents(probe: KLProbe, hidden: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [n, V] and their derivatives [n, V].
+
+    Args:
+        probe: turns hidden states into logits.
+        hidden: [n, H] hidden states.
+        tangent: [n, H], their derivatives.
+    """
+    with fwAD.dual_level():
+        z, dz = fwAD.unpack_dual(probe.logits(fwAD.make_dual(hidden, tangent)))
+        return z, dz
 
 
 def half_variance(logits: Tensor, tangent: Tensor) -> Tensor:

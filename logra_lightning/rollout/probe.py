@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from logra_lightning.distributed.sharding import gathered
 from logra_lightning.kl import KLProbe
@@ -58,7 +58,14 @@ def rollout_probe(
     return KLProbe(
         model=policy,
         forwards=[partial(trained_hidden, policy, microbatch) for microbatch in microbatches],
-        logits=lambda hidden: head_of(policy).exact_logits(hidden) / temperature,
+        logits=lambda hidden: _logits(policy, hidden) / temperature,
         prepared=prepared,
         mismatch=mismatch,
     )
+
+
+def _logits(policy: nn.Module, hidden: Tensor) -> Tensor:
+    """[n, H] hidden states to [n, V] fp32 logits; in fp32 where the hidden states are."""
+    head = head_of(policy)
+    in_fp32 = hidden.dtype == torch.float32 and not torch.is_autocast_enabled(hidden.device.type)
+    return head.exact_logits(hidden) if in_fp32 else head.logits(hidden)

@@ -14,6 +14,7 @@ from logra_lightning.kl.inject import Change
 from logra_lightning.policy.head import final_hidden, head_of
 from logra_lightning.policy.load import plain_attention
 from logra_lightning.sketch import SketchBank, find_targets
+from logra_lightning.sketch.bank import SketchedLayer
 
 CPU = torch.device("cpu")
 RANK = 8
@@ -71,6 +72,10 @@ def make_probe(model: Any, temperature: float = 1.0) -> KLProbe:
     )
 
 
+def change(layer: SketchedLayer, direction: Tensor, rate: float) -> Change:
+    return Change(layer, lambda: direction, rate)
+
+
 def make_changes(model: nn.Module, size: float = 0.05, rate: float = 0.0) -> list[Change]:
     leaves = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
     targets = [leaf for leaf in leaves if leaf.endswith("_proj")]
@@ -78,13 +83,13 @@ def make_changes(model: nn.Module, size: float = 0.05, rate: float = 0.0) -> lis
     sketches.begin_step(0)
     generator = torch.Generator().manual_seed(2)
     return [
-        Change(s, torch.randn(s.module.out_features, RANK, generator=generator) * size, rate)
+        change(s, torch.randn(s.module.out_features, RANK, generator=generator) * size, rate)
         for s in sketches
     ]
 
 
 def scaled(changes: list[Change], a: float) -> list[Change]:
-    return [Change(c.layer, c.direction * a, c.rate * a) for c in changes]
+    return [change(c.layer, c.direction() * a, c.rate * a) for c in changes]
 
 
 def mean(total: Tensor) -> float:
