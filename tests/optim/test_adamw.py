@@ -67,7 +67,7 @@ def dense(max_grad_norm: float | None = None) -> tuple[DenseAdamW, nn.Parameter,
 def test_the_dense_baseline_is_torchs_adamw_on_clipped_gradients() -> None:
     optimizer, first, last = dense(max_grad_norm=1.0)
     copies = copy.deepcopy([first, last])
-    reference = torch.optim.AdamW(copies, **OPTIONS.__dict__)
+    reference = torch.optim.AdamW(copies, **OPTIONS.of_group())
     for step in range(3):
         for param, own in zip((first, last), copies, strict=True):
             param.grad = torch.full_like(param, step + 1.0)

@@ -54,7 +54,7 @@ def test_more_than_twenty_rejected_updates_in_a_row_end_the_run() -> None:
     counts = StepCounts()
     count(counts, *["reject"] * 19, "commit", *["reject"] * 20)
     with pytest.raises(
-        RuntimeError, match=r"21 updates in a row .* more than the 20 .*; raise som"
+        RuntimeError, match=r"21 updates in a row .* more than the 20 .*; raise some"
     ):
         count(counts, "reject")
 
