@@ -50,9 +50,9 @@ def train(runs: Path, *options: str) -> str:
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder and the output of the first 20 of its 60 steps."""
+    """The folder and the output of the first 15 of its 60 steps."""
     runs = tmp_path_factory.mktemp("runs")
-    return runs, train(runs, "--trainer.max_steps=20", SMALL)
+    return runs, train(runs, "--trainer.max_steps=15", SMALL)
 
 
 def check_success(output: str, steps: int) -> None:
@@ -63,10 +63,10 @@ def check_success(output: str, steps: int) -> None:
     assert after >= 0.9
 
 
-def test_a_third_of_the_quick_start_goes_from_half_to_nine_tenths(
+def test_a_quarter_of_the_quick_start_goes_from_half_to_nine_tenths(
     quickstart: tuple[Path, str],
 ) -> None:
-    check_success(quickstart[1], 20)
+    check_success(quickstart[1], 15)
 
 
 @pytest.mark.slow
@@ -77,8 +77,8 @@ def test_the_whole_quick_start_goes_from_half_to_nine_tenths(tmp_path: Path) -> 
 def test_last_lines_say_where_everything_lies(quickstart: tuple[Path, str]) -> None:
     last = quickstart[1].strip().splitlines()[-6:]
     patterns = [
-        r"eval/pass@1: 0\.\d+ at step 0, [01]\.\d+ at step 20",
-        r"seconds per step: \d+\.\d\d \(median of 20\)",
+        r"eval/pass@1: 0\.\d+ at step 0, [01]\.\d+ at step 15",
+        r"seconds per step: \d+\.\d\d \(median of 15\)",
         r"engine: VLLMEngine, weight sync factors: 524,288 bytes per step, 0.440 of a dense sync"
         if HAS_VLLM
         else "engine: TorchEngine",
@@ -138,7 +138,7 @@ def test_a_second_fit_makes_a_new_version_and_a_checkpoint_validates(
     assert checkpoint
     path = checkpoint.group(1).strip()
     table = run_here(monkeypatch, capsys, "validate", where, SMALL, "--ckpt_path", path)
-    after = re.search(r"^eval/pass@1: .* (\S+) at step 20", output, re.MULTILINE)
+    after = re.search(r"^eval/pass@1: .* (\S+) at step 15", output, re.MULTILINE)
     shown = re.search(r"eval/pass@1\s*│?\s*([0-9.]+)", table)
     assert after
     assert shown
@@ -170,7 +170,7 @@ def test_composed_example_learns(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # which the script sets, and which goes again
-    monkeypatch.setenv("PL_TRAINER_MAX_STEPS", "30")  # half of it
+    monkeypatch.setenv("PL_TRAINER_MAX_STEPS", "15")  # a quarter of it
     monkeypatch.setattr(sys, "argv", [COMPOSED, "--engine", "torch"])
     runpy.run_path(COMPOSED, run_name="__main__")
     check_reward(capsys.readouterr().out)

@@ -75,7 +75,8 @@ def test_processes_agree_on_a_signal_that_one_of_them_got(
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("victim", ["first", pytest.param("second", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["first", "second"])
 def test_a_process_that_dies_takes_the_other_with_it(
     warm: Warm, tmp_path: Path, victim: str
 ) -> None:

@@ -74,14 +74,11 @@ def resume_exactly(folder: Path, strategy: str, precision: str, size: int) -> No
     assert len(straight.rollouts) == 8  # each process trains on its own prompts
 
 
-def test_resuming_is_exact_with_an_engine_each(two_processes: TwoProcesses, tmp_path: Path) -> None:
-    two_processes.run(resume_exactly, tmp_path, "sketch_fsdp", "bf16-true", 1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "precision", "size"),
     [
+        ("sketch_fsdp", "bf16-true", 1),
         ("sketch_fsdp", "32-true", 1),
         ("sketch_ddp", "bf16-true", 1),
         ("sketch_ddp", "32-true", 1),
@@ -89,7 +86,7 @@ def test_resuming_is_exact_with_an_engine_each(two_processes: TwoProcesses, tmp_
         ("sketch_ddp", "32-true", 2),
     ],
 )
-def test_resuming_is_exact_with_the_other_strategies_and_precisions(
+def test_resuming_is_exact_with_an_engine_each_or_shared(
     two_processes: TwoProcesses, tmp_path: Path, strategy: str, precision: str, size: int
 ) -> None:
     two_processes.run(resume_exactly, tmp_path, strategy, precision, size)

@@ -49,7 +49,9 @@ def test_weights_and_metrics_are_those_of_one_process(
         assert logged[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), key
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+@pytest.mark.parametrize(
+    "precision", [pytest.param("32-true", marks=pytest.mark.slow), "bf16-true"]
+)
 def test_a_run_resumes_exactly(two_processes: TwoProcesses, tmp_path: Path, precision: str) -> None:
     two_processes.run(resume_exactly, tmp_path, "sketch_ddp", precision)
 
