@@ -206,6 +206,14 @@ def check_data(module: Any, data: Any, stage: str) -> None:
     check_data_fits(module, data)
 
 
+def longest_rollout(module: Any, data: Any) -> int | None:
+    """Most tokens of a prompt and its completion together; None where the data does not tell."""
+    if not hasattr(data, "largest"):
+        return None
+    longest, _ = data.largest(len)
+    return longest + max(module.sampling.max_tokens, module.evaluation.sampling.max_tokens)
+
+
 def check_data_fits(module: Any, data: Any) -> None:
     """Raise ValueError where prompts and completions fit neither model, engine nor microbatch."""
     if hasattr(data, "largest"):

@@ -300,6 +300,8 @@ class PolicyModule(LightningModule):
     def setup(self, stage: str) -> None:
         checks.check_trainer(self, stage)
         checks.check_data(self, self._datamodule, stage)
+        longest = checks.longest_rollout(self, self._datamodule)
+        self._owner.expect(longest, str(self.trainer.precision))
 
     def configure_model(self) -> None:
         """Load the policy, once; the precision decides the dtype of its weights."""

@@ -15,6 +15,11 @@ The order of calls in a run, in which only a `SyncedEngine` gets those in bracke
         sleep()                              the policy trains on the completions
         [merge(...), load(...) or refresh()] the weights have changed
     close()                                  at the end, also after an error
+
+An engine may have one more method, `expect(longest=..., dtype=...)`, which is called before `start`
+with what the run will ask for, where the engine's own options leave it open: the largest number of
+tokens of a prompt and its completion together (None where the data does not tell), and the dtype
+that the policy computes in (None where it is that of its weights).
 """
 
 from __future__ import annotations

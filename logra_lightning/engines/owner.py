@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
@@ -36,6 +37,17 @@ class EngineOwner:
             self.engine.start(policy, stop_token_ids(policy, tokenizer))
             self._started = True
         return self.engine
+
+    def expect(self, longest: int | None, precision: str) -> None:
+        """Tell the engine what the run will ask for, if it wants to know.
+
+        Args:
+            longest: largest number of tokens of a prompt and its completion; None if not known.
+            precision: the Trainer's.
+        """
+        expect = getattr(self.engine, "expect", None)
+        if expect is not None:
+            expect(longest=longest, dtype=torch.bfloat16 if precision == "bf16-mixed" else None)
 
     def check_version(self, steps: int) -> None:
         """Refuse to sample for training from weights that have been trained on since.

@@ -12,12 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from logra_lightning.sketch.precision import matmul_precision_kept
+
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Put the global random states of Python, numpy and torch back at the end."""
+    """Put the global random states of Python, numpy and torch back at the end.
+
+    Of several GPUs only the current one has its state kept: a process uses one.
+    """
     python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
         try:
             yield
         finally:
@@ -27,11 +33,15 @@ def random_state_kept() -> Iterator[None]:
 
 @contextmanager
 def process_as_it_was() -> Iterator[None]:
-    """Undo what starting vLLM does to random states, threads, environment and warnings."""
+    """Undo what starting vLLM does to the process.
+
+    That is: random states, threads, the environment, warnings, and the precision of fp32 matrix
+    products, which vLLM's workers set.
+    """
     environment, threads = dict(os.environ), torch.get_num_threads()
     set_num_threads = torch.set_num_threads
     try:
-        with random_state_kept(), warnings.catch_warnings():
+        with random_state_kept(), matmul_precision_kept(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -40,6 +50,21 @@ def process_as_it_was() -> Iterator[None]:
         for name in set(os.environ) - set(environment):
             del os.environ[name]
         os.environ.update(environment)
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Switch autocast off and let torch's default dtype be float32, as vLLM expects it.
+
+    Lightning trains with both: under its autocast an engine in float32 would multiply in bfloat16.
+    """
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from logra_lightning.distributed.processes import num_processes
 from logra_lightning.distributed.sharding import whole
 from logra_lightning.engines.process_state import (
     default_group_kept,
+    plain_torch,
     process_as_it_was,
     random_state_kept,
 )
@@ -42,14 +43,15 @@ class VLLMEngine:
     engine, or `tensor_parallel_size` of them share one.
 
     Args:
-        dtype: dtype of the engine's weights; `auto` takes the policy's. Under `bf16-mixed` the
-            policy's weights are fp32, so that `bfloat16` halves the memory of the engine.
+        dtype: dtype of the engine's weights; `auto` takes the one that the policy computes in:
+            `bfloat16` under `bf16-mixed`, otherwise that of its weights.
         gpu_memory_utilization: share of the GPU's memory for weights and key-value cache together;
             0.3 when left out.
         kv_cache_memory_bytes: size of the key-value cache in bytes, in place of a share; 1 GiB on a
             CPU when left out.
-        max_model_len: largest number of tokens of a prompt and its completion together; the
-            model's context length when left out.
+        max_model_len: largest number of tokens of a prompt and its completion together; when left
+            out, as many as the longest prompt of the data and the longest completion have, and
+            where these are not known, the model's context length.
         tensor_parallel_size: number of GPUs per engine. Where several processes train together,
             it is the number of processes that share an engine.
         enforce_eager: switch compilation and CUDA graphs off; when left out, they are off on a CPU.
@@ -85,6 +87,9 @@ class VLLMEngine:
         self.engine_args = engine_args or {}
         self.policy_version: int | None = None
         self.weight_dtype = torch.float32
+        self._compute_dtype: torch.dtype | None = None
+        self._longest: int | None = None  # what the run needs
+        self._limit: int | None = None  # what the running engine takes
         self._llm: Any = None
         self._weights: VLLMWeights | None = None
         self._core_in_process = True
@@ -96,6 +101,10 @@ class VLLMEngine:
         self._weights_lost = False
 
     # Life.
+
+    def expect(self, *, longest: int | None, dtype: torch.dtype | None) -> None:
+        """Take note of what the run will ask for; see the module `engine`."""
+        self._longest, self._compute_dtype = longest, dtype
 
     def start(self, policy: nn.Module, stop_token_ids: Sequence[int]) -> None:
         """See `Engine.start`.
@@ -128,7 +137,10 @@ class VLLMEngine:
             raise
 
     def _choose_dtype(self, policy: Any) -> torch.dtype:
-        dtype = policy.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
+        if self.dtype == "auto":
+            dtype = self._compute_dtype or policy.dtype
+        else:
+            dtype = getattr(torch, self.dtype)
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(
                 f"the policy is in {dtype}, but VLLMEngine serves float32 and bfloat16: set "
@@ -139,7 +151,7 @@ class VLLMEngine:
     def _launch(self, policy: Any) -> None:
         options = {
             "dtype": str(self.weight_dtype).removeprefix("torch."),
-            "max_model_len": self.max_model_len,
+            "max_model_len": self.max_model_len or self._longest,
             "tensor_parallel_size": self.tensor_parallel_size,
             "enable_sleep_mode": self.sleep_mode != "none",
             "enforce_eager": self.enforce_eager,
@@ -148,14 +160,18 @@ class VLLMEngine:
         }
         architecture = type(policy).__name__.removeprefix("FSDP")
         self._llm, separate = launch(
-            policy.config, architecture, options | self.engine_args, self._group
+            policy.config,
+            architecture,
+            options | self.engine_args,
+            next(policy.parameters()).device,
+            self._group,
         )
         self._core_in_process = not separate
         if self._core_in_process:
             VLLMEngine._running = self
         else:
             wake_when_dead(self._llm.llm_engine.engine_core)
-        self.max_model_len = self._llm.llm_engine.model_config.max_model_len
+        self._limit = self._llm.llm_engine.model_config.max_model_len
         one_worker = self.tensor_parallel_size == 1 or self._group is not None
         self._weights = VLLMWeights(
             self._llm, self.weight_dtype, in_process=self._core_in_process and one_worker
@@ -165,6 +181,8 @@ class VLLMEngine:
         """Shut vLLM down; a process group that was there before it stays."""
         if self._llm is None:
             return
+        if self._weights is not None and self.sleep_mode != "none":
+            self._weights.release()  # vLLM then drops the memory, whoever still looks at it
         with process_as_it_was(), default_group_kept(not self._owns_process_group):
             self._llm.llm_engine.engine_core.shutdown()
         self._llm = self._weights = None
@@ -233,7 +251,7 @@ class VLLMEngine:
         if self._cache_used:
             self._reset_cache()
         self._cache_used = True
-        with random_state_kept():
+        with random_state_kept(), plain_torch():
             # Not a seed per request, which vLLM cannot do on a CPU with chunked prefill.
             self._llm.collective_rpc("logra_seed", args=(seed % (1 << 63),))
             outputs = self._run(prompts, params)
@@ -250,10 +268,10 @@ class VLLMEngine:
 
     def _check_lengths(self, prompt_ids: Sequence[list[int]], max_tokens: int) -> None:
         longest = max(map(len, prompt_ids), default=0)
-        if self.max_model_len is not None and longest + max_tokens > self.max_model_len:
+        if self._limit is not None and longest + max_tokens > self._limit:
             raise ValueError(
                 f"a prompt of {longest} tokens and completions up to {max_tokens} do not fit the "
-                f"engine's {self.max_model_len}: raise model.engine.init_args.max_model_len or "
+                f"engine's {self._limit}: raise model.engine.init_args.max_model_len or "
                 f"lower model.sampling.max_tokens"
             )
 
@@ -333,7 +351,7 @@ class VLLMEngine:
             return
         if self.sleep_mode == "kv":
             if self._core_in_process:
-                self._llm.llm_engine.step()  # lets the scheduler forget its finished requests
+                self._drain()
             self._llm.sleep(level=0)
             self._llm.release_kv_cache_memory()
             self._asleep = ["kv_cache"]
@@ -341,6 +359,19 @@ class VLLMEngine:
             self._llm.sleep(level=2)
             self._asleep = ["weights", "kv_cache"]
             self._weights_lost = True
+
+    def _drain(self) -> None:
+        """Step until vLLM holds no batch and the scheduler has forgotten its finished requests.
+
+        With CUDA, vLLM prepares the next batch before it has the last one's tokens.
+        """
+        llm_engine = self._llm.llm_engine
+        core = llm_engine.engine_core.engine_core
+        for _ in range(100):
+            if not (core.scheduler.has_requests() or core.batch_queue):
+                return
+            llm_engine.step()
+        raise RuntimeError("vLLM still holds requests after all completions have ended")
 
     def _wake(self, tag: Literal["weights", "kv_cache"]) -> None:
         if tag in self._asleep:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from logra_lightning.distributed.processes import num_processes, of_all_processes, process_index
 
 
@@ -30,15 +32,19 @@ class EngineGroup:
             )
         self.size = tensor_parallel_size
 
-    def options(self) -> dict[str, Any]:
-        """Options of `vllm.LLM` for such a group; sets the environment variables it reads too."""
+    def options(self, device: torch.device) -> dict[str, Any]:
+        """Options of `vllm.LLM` for such a group; sets the environment variables it reads too.
+
+        Several groups are independent of each other, so one may have no prompts. As vLLM's data
+        parallelism they would wait for each other at every token.
+
+        Args:
+            device: where this process's part of the policy is.
+        """
         os.environ["RANK"] = str(process_index())
         os.environ["WORLD_SIZE"] = str(num_processes())
-        os.environ.setdefault("LOCAL_RANK", "0")
-        options: dict[str, Any] = {"distributed_executor_backend": "external_launcher"}
-        if num_processes() > self.size:
-            options["data_parallel_size"] = num_processes() // self.size
-        return options
+        os.environ["LOCAL_RANK"] = str(device.index or 0)
+        return {"distributed_executor_backend": "external_launcher"}
 
     def gather(
         self, prompt_ids: Sequence[list[int]], seed: int

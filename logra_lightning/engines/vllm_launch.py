@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from logra_lightning.engines.process_state import process_as_it_was
+import torch
+
+from logra_lightning.engines.process_state import plain_torch, process_as_it_was
 from logra_lightning.engines.vllm_group import EngineGroup
+from logra_lightning.engines.vllm_refusals import one_line_refusals
 
 _CPU_WORKER = "logra_lightning.engines.vllm_cpu_worker.PlainCPUWorker"
 _CPU_CACHE_BYTES = 1 << 30
+_GPU_WORKER = "logra_lightning.engines.vllm_gpu_worker.TrainersGPUWorker"
+FIRST_GPU = "LOGRA_FIRST_GPU"  # environment variable: index of the first worker's GPU
 _GPU_MEMORY = 0.3  # the trainer needs the rest
+# vLLM demands that this share of the GPU is free, also where the size of its cache is given and the
+# share means nothing else.
+_LEAST_GPU_MEMORY = 0.01
 
 # What VLLMEngine relies on, so that users cannot set it.
 _FIXED = {
@@ -49,7 +59,11 @@ def check_engine_args(engine_args: Mapping[str, Any]) -> None:
 
 
 def launch(
-    config: Any, architecture: str, options: dict[str, Any], group: EngineGroup | None = None
+    config: Any,
+    architecture: str,
+    options: dict[str, Any],
+    device: torch.device,
+    group: EngineGroup | None = None,
 ) -> tuple[Any, bool]:
     """Start vLLM and leave this process as it was.
 
@@ -57,6 +71,7 @@ def launch(
         config: the policy's `transformers` config.
         architecture: name of the policy's class.
         options: options of `vllm.LLM`; None stands for the default.
+        device: where the policy is.
         group: the processes that share the engine; None where this process has it alone.
 
     Returns:
@@ -66,17 +81,45 @@ def launch(
         ImportError: vLLM is not installed.
         ValueError: sleep is asked for on a CPU.
     """
-    with process_as_it_was(), tempfile.TemporaryDirectory() as folder:
+    if device.type == "cuda" and options["dtype"] == "float32":
+        # By default Triton's attention multiplies in TF32. Kernels are compiled as they are needed,
+        # so this stays.
+        os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+    with process_as_it_was(), plain_torch():
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         if group is not None:
-            options = options | group.options()
+            options = options | group.options(device)
+        else:
+            os.environ[FIRST_GPU] = str(device.index or 0)
         separate = os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0"
         config.architectures = [architecture]
+        folder = config_folder(config)
+        given = {name: value for name, value in options.items() if value is not None}
+        return _make(folder, architecture, given), separate
+
+
+def config_folder(config: Any) -> str:
+    """A folder with this config, the same for the same config.
+
+    vLLM finds what it compiled before by the name of the model's folder.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.sha256(config.to_json_string(use_diff=False).encode()).hexdigest()[:16]
+    folder = cache / "logra_lightning" / "engines" / name
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as written:
+            config.save_pretrained(written)
+            folder.mkdir(exist_ok=True)
+            for file in Path(written).iterdir():  # each at once: other processes read them
+                file.replace(folder / file.name)
+    except OSError:  # no home, or none that can be written to
+        folder = Path(tempfile.mkdtemp(prefix="logra-lightning-engine-"))
         config.save_pretrained(folder)
-        return _make(folder, {k: v for k, v in options.items() if v is not None}), separate
+    return str(folder)
 
 
-def _make(folder: str, options: dict[str, Any]) -> Any:
+def _make(folder: str, architecture: str, options: dict[str, Any]) -> Any:
     try:
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -93,9 +136,11 @@ def _make(folder: str, options: dict[str, Any]) -> Any:
     if on_cpu and options["enable_sleep_mode"]:
         raise ValueError("model.engine.init_args.sleep needs CUDA: set it to none on a CPU")
     defaults: dict[str, Any] = {"enforce_eager": on_cpu, "enable_prefix_caching": True}
-    if on_cpu:
-        defaults["worker_cls"] = _CPU_WORKER
-        if "gpu_memory_utilization" not in options:
-            defaults["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
-    defaults["gpu_memory_utilization"] = _GPU_MEMORY
-    return LLM(folder, **(defaults | options | _FIXED))
+    defaults["worker_cls"] = _CPU_WORKER if on_cpu else _GPU_WORKER
+    if on_cpu and "gpu_memory_utilization" not in options:
+        defaults["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
+    sized = "kv_cache_memory_bytes" in {*defaults, *options}
+    defaults["gpu_memory_utilization"] = _LEAST_GPU_MEMORY if sized else _GPU_MEMORY
+    everything = defaults | options | _FIXED
+    with one_line_refusals(architecture, everything):
+        return LLM(folder, **everything)

@@ -53,12 +53,12 @@ class VLLMWeights:
 
     def check_policy(self, policy: nn.Module) -> None:
         """Raise ValueError unless the engine has the policy's device, weights and shapes."""
-        device, own = self.call("device")[0], next(policy.parameters()).device.type
+        device, own = self.call("device")[0], str(next(policy.parameters()).device)
         if device != own:
             raise ValueError(
-                f"the policy is on {own} and vLLM on {device}, where the same update has other "
-                f"bits: set trainer.accelerator so that they agree, or model.engine to "
-                f"logra_lightning.engines.TorchEngine"
+                f"the policy is on {own} and vLLM on {device}, where the same update may have "
+                f"other bits: set trainer.accelerator and trainer.devices so that they agree, or "
+                f"model.engine to logra_lightning.engines.TorchEngine"
             )
         given = {name: list(p.shape) for name, p in named_parameters(policy)}
         lacking = sorted(set(self.shapes) - set(given))
@@ -114,7 +114,8 @@ class VLLMWeights:
             if parameter.dtype != self.dtype:
                 return (
                     f"{name!r} is {parameter.dtype} in the policy and {self.dtype} in the engine; "
-                    f"set model.engine.init_args.dtype=auto or weight_sync.mode=factors"
+                    f"set model.engine.init_args.dtype to that of the policy, or "
+                    f"weight_sync.mode=factors"
                 )
             if is_sharded(parameter):
                 return f"each process has a part of {name!r}; use weight_sync.mode=factors"
@@ -133,6 +134,14 @@ class VLLMWeights:
             view.copy_(parameter.data)
             parameter.data = view
             self._shared.append((name, parameter, view))
+
+    def release(self) -> None:
+        """Give shared parameters memory of their own again, and let the workers forget theirs."""
+        for _, parameter, view in self._shared:
+            if parameter.data_ptr() == view.data_ptr():
+                parameter.data = view.clone()
+        self._shared.clear()
+        self._llm.collective_rpc("logra_release")
 
     def check_shared(self) -> None:
         """Raise RuntimeError if a parameter that was shared has been given other memory since."""

@@ -50,8 +50,8 @@ class WeightReceiver:
         self._residuals: dict[tuple[str, int], Tensor] = {}
 
     def device(self) -> str:
-        """The kind of device that the weights are on, such as `cpu`."""
-        return next(iter(self._parameters.values())).device.type
+        """The device that the weights are on, such as `cpu` or `cuda:1`."""
+        return str(next(iter(self._parameters.values())).device)
 
     def shapes(self) -> dict[str, list[int]]:
         """Name to shape of each weight that the policy must have."""
@@ -161,6 +161,10 @@ class WorkerExtension:
             self.logra_receiver = WeightReceiver(self.model_runner.get_model())
         call = getattr(self.logra_receiver, method)
         return encode(call(*decode(message))) if isinstance(message, bytes) else call(*message)
+
+    def logra_release(self) -> None:
+        """Forget the model's parameters and what was kept beside them."""
+        self.logra_receiver = None
 
     def logra_seed(self, seed: int) -> None:
         """Seed Python, numpy and torch in this process; the caller restores their states."""

@@ -15,10 +15,31 @@ def full_precision(device: torch.device) -> Iterator[None]:
     Args:
         device: device that computes the products.
     """
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    with matmul_precision_kept(), torch.autocast(device.type, enabled=False):
+        torch.set_float32_matmul_precision("highest")
+        yield
+
+
+@contextmanager
+def matmul_precision_kept() -> Iterator[None]:
+    """Put the precision of fp32 matrix products back at the end.
+
+    `torch.get_float32_matmul_precision` alone cannot say it: it raises where a user has set a
+    backend's own `fp32_precision`.
+    """
+    before = [backend.fp32_precision for backend in _backends()]
     try:
-        with torch.autocast(device.type, enabled=False):
-            yield
+        of_all = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        of_all = None
+    try:
+        yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if of_all is not None:
+            torch.set_float32_matmul_precision(of_all)
+        for backend, precision in zip(_backends(), before, strict=True):
+            backend.fp32_precision = precision
+
+
+def _backends() -> list[torch.backends.PropModule]:
+    return [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]

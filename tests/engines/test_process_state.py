@@ -12,6 +12,7 @@ import torch
 
 from logra_lightning.engines.process_state import (
     default_group_kept,
+    plain_torch,
     process_as_it_was,
     random_state_kept,
 )
@@ -65,3 +66,23 @@ def test_the_trainers_group_survives_where_it_was_there_first(tmp_path: object, 
     assert torch.distributed.is_initialized() == keep
     if keep:
         torch.distributed.destroy_process_group()
+
+
+def test_the_precision_of_matrix_products_survives() -> None:
+    with process_as_it_was():
+        torch.set_float32_matmul_precision("medium")
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_plain_torch_has_no_autocast_and_makes_float32() -> None:
+    x = torch.ones(2, 2)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with plain_torch():
+                assert (x @ x).dtype == torch.float32
+                assert torch.zeros(1).dtype == torch.float32
+            assert (x @ x).dtype == torch.bfloat16
+            assert torch.zeros(1).dtype == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+from pathlib import Path
+from typing import Any
 
-from logra_lightning.engines.vllm_launch import check_engine_args
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from logra_lightning.engines import vllm_launch
+from logra_lightning.engines.vllm_group import EngineGroup
+from logra_lightning.engines.vllm_launch import (
+    FIRST_GPU,
+    check_engine_args,
+    config_folder,
+    launch,
+)
+from tests.conftest import SIZES
 
 
 @pytest.mark.parametrize(
@@ -25,3 +39,76 @@ def test_what_it_sets_itself_is_refused(engine_args: dict[str, object], named: s
 
 def test_everything_else_is_left_to_vllm() -> None:
     check_engine_args({"max_num_seqs": 4, "enable_chunked_prefill": False})
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """What vLLM would be started with, and the environment and settings that it would see."""
+    found: list[dict[str, Any]] = []
+
+    def make(folder: str, architecture: str, options: dict[str, Any]) -> object:
+        autocast = torch.is_autocast_enabled("cpu")
+        found.append({**os.environ, **options, "autocast": autocast, "folder": folder})
+        return object()
+
+    monkeypatch.setattr(vllm_launch, "_make", make)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TRITON_F32_DEFAULT", raising=False)
+    return found
+
+
+def start(device: str, dtype: str = "bfloat16", group: EngineGroup | None = None) -> None:
+    launch(LlamaConfig(**SIZES), "LlamaForCausalLM", {"dtype": dtype}, torch.device(device), group)
+
+
+def test_the_engine_is_put_on_the_gpu_of_the_policy(started: list[dict[str, Any]]) -> None:
+    start("cuda:3")
+    start("cuda:2", group=EngineGroup(1))
+    assert started[0][FIRST_GPU] == "3"
+    assert started[1]["LOCAL_RANK"] == "2"
+    assert FIRST_GPU not in started[1]
+    assert not {FIRST_GPU, "LOCAL_RANK"} & set(os.environ)
+
+
+def test_groups_are_independent_of_each_other(started: list[dict[str, Any]]) -> None:
+    start("cpu", group=EngineGroup(1))
+    assert started[0]["distributed_executor_backend"] == "external_launcher"
+    assert "data_parallel_size" not in started[0]
+
+
+def test_float32_on_a_gpu_stays_float32_in_kernels_that_are_compiled_later(
+    started: list[dict[str, Any]],
+) -> None:
+    start("cuda:0")
+    start("cpu", "float32")
+    assert "TRITON_F32_DEFAULT" not in os.environ
+    start("cuda:0", "float32")
+    assert os.environ["TRITON_F32_DEFAULT"] == "ieee"  # monkeypatch takes it back
+
+
+def test_autocast_does_not_reach_the_engine(started: list[dict[str, Any]]) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        start("cpu")
+    assert started[0]["autocast"] is False
+
+
+def test_one_config_has_one_folder_and_another_config_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, again = (config_folder(LlamaConfig(**SIZES)) for _ in range(2))
+    other = config_folder(LlamaConfig(**SIZES, rope_theta=1e6))
+    assert first == again
+    assert other != first
+    assert LlamaConfig.from_pretrained(first).hidden_size == SIZES["hidden_size"]
+    assert sorted(path.name for path in Path(first).parent.iterdir()) == sorted(
+        Path(folder).name for folder in (first, other)
+    )
+
+
+def test_without_a_cache_folder_a_temporary_one_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert LlamaConfig.from_pretrained(config_folder(LlamaConfig(**SIZES))).vocab_size == 61

@@ -18,10 +18,20 @@ class FakeLLM:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.llm_engine = self
+        self.llm_engine = self.engine_core = self.scheduler = self
+        self.finished = False  # which the scheduler forgets when it is stepped
+        self.batch_queue: list[str] = []
+
+    def has_requests(self) -> bool:
+        return self.finished
 
     def step(self) -> None:
         self.calls.append("step")
+        if self.batch_queue:
+            self.batch_queue.pop()
+        if self.finished:
+            self.finished = False
+            self.batch_queue.append("empty")
 
     def sleep(self, level: int) -> None:
         self.calls.append(f"sleep {level}")
@@ -48,8 +58,9 @@ class FakeLLM:
 WEIGHT = PolicyWeight("w", torch.ones(2, 2), None, "w")
 
 
-def asleep(mode: Any) -> tuple[VLLMEngine, FakeLLM]:
+def asleep(mode: Any, batches: int = 1) -> tuple[VLLMEngine, FakeLLM]:
     engine, llm = VLLMEngine(sleep=mode), FakeLLM()
+    llm.finished, llm.batch_queue = True, ["batch"] * batches
     engine._llm = llm
     engine._weights = VLLMWeights(llm, torch.float32, in_process=True)
     engine.load([WEIGHT], version=0)
@@ -75,11 +86,25 @@ def test_none_never_sleeps() -> None:
 
 def test_kv_is_released_and_woken_after_the_sync() -> None:
     engine, llm = asleep("kv")
-    assert llm.calls == ["step", "sleep 0", "release kv"]
+    assert llm.calls == ["step", "step", "sleep 0", "release kv"]
     engine.merge([factors()])
-    assert llm.calls[3:] == ["merge", "reset cache"]
+    assert llm.calls[4:] == ["merge", "reset cache"]
     generate(engine)
-    assert llm.calls[5:] == ["wake kv_cache", "logra_seed", "generate"]
+    assert llm.calls[6:] == ["wake kv_cache", "logra_seed", "generate"]
+
+
+def test_batches_that_were_prepared_ahead_are_taken_back_before_the_cache() -> None:
+    _, llm = asleep("kv", batches=2)
+    assert llm.calls == ["step", "step", "step", "sleep 0", "release kv"]
+
+
+def test_an_engine_that_never_comes_to_rest_is_told() -> None:
+    engine, llm = VLLMEngine(sleep="kv"), FakeLLM()
+    engine._llm = llm
+    llm.step = lambda: None  # type: ignore[method-assign]
+    llm.finished = True
+    with pytest.raises(RuntimeError, match="still holds requests"):
+        engine.sleep()
 
 
 def test_weights_are_woken_then_sent_then_the_cache_is_woken() -> None:

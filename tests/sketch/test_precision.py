@@ -10,6 +10,18 @@ from logra_lightning.sketch.precision import full_precision
 CPU = torch.device("cpu")
 
 
+def test_a_backends_own_setting_is_put_back() -> None:
+    backend = torch.backends.cuda.matmul
+    before = backend.fp32_precision
+    backend.fp32_precision = "tf32"
+    try:
+        with full_precision(CPU):
+            assert backend.fp32_precision == "ieee"
+        assert backend.fp32_precision == "tf32"
+    finally:
+        backend.fp32_precision = before
+
+
 def test_autocast_and_lower_precision_are_off_inside() -> None:
     x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
     torch.set_float32_matmul_precision("medium")
