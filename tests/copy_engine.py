@@ -63,7 +63,7 @@ class CopyEngine(TorchEngine):
         self.calls.append("sleep")
 
     def differing(self, weights: Iterable[PolicyWeight]) -> list[str]:
-        held = {name: value for name, _, value in self.receiver.checksums()}
+        held = {name: value for name, _, _, value in self.receiver.checksums()}
         found = {w.name: checksum(w.tensor, w.residual) for w in weights}
         return [name for name, value in found.items() if held[name] != value]
 

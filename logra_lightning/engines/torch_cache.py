@@ -1,6 +1,6 @@
-"""`reserved_cache`: keys and values in memory taken once. `TorchEngine` imports it when it samples.
+"""The cache of a model that samples: keys and values in memory taken once, states as they are.
 
-Importing this file imports `transformers`.
+`TorchEngine` imports this file when it samples. Importing it imports `transformers`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,40 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, LinearAttentionLayer
 
 
-def reserved_cache(num_layers: int, max_length: int) -> Cache:
-    """A cache of `transformers` with room for `max_length` tokens in each of its layers."""
-    return Cache(layers=[_ReservedLayer(max_length) for _ in range(num_layers)])
+def reserved_cache(config: Any, max_length: int) -> Cache:
+    """A cache of `transformers` with room for `max_length` tokens in each layer that attends.
+
+    Layers with a state in place of keys (linear attention, Mamba) are those that `transformers`
+    makes for the config.
+
+    Args:
+        config: the model's config.
+        max_length: number of tokens of the longest prompt and its completion.
+    """
+    layers = DynamicCache(config=config).layers
+    has_state = [isinstance(layer, LinearAttentionLayer) for layer in layers]
+    if not any(has_state):  # some configs tell fewer layers than the model asks for
+        number = config.get_text_config().num_hidden_layers
+        return Cache(layers=[_ReservedLayer(max_length) for _ in range(number)])
+    kept = zip(layers, has_state, strict=True)
+    return Cache(layers=[layer if state else _ReservedLayer(max_length) for layer, state in kept])
+
+
+def select_rows(cache: Cache, rows: Tensor) -> None:
+    """Keep these rows of a cache, in this order and as often as each is named.
+
+    Args:
+        cache: changed in place.
+        rows: [n] int64 indices.
+    """
+    for layer in cache.layers:
+        if isinstance(layer, LinearAttentionLayer):
+            layer.reorder_cache(rows)
+        else:
+            layer.batch_select_indices(rows)
 
 
 class _ReservedLayer(DynamicLayer):

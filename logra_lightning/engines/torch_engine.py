@@ -95,13 +95,11 @@ class TorchEngine:
 
         Prompts `[a, b]` with the counts `[2, 1]` give completions of `[a, a, b]`.
         """
-        from logra_lightning.engines.torch_cache import reserved_cache
+        from logra_lightning.engines.torch_cache import reserved_cache, select_rows
 
         longest = max(map(len, prompts))
         policy: Any = self._policy
-        num_layers = policy.config.get_text_config().num_hidden_layers
-        room = longest + sampling.max_tokens
-        cache = reserved_cache(num_layers, room)
+        cache = reserved_cache(policy.config, longest + sampling.max_tokens)
         mask = torch.zeros(len(prompts), longest, dtype=torch.int64, device=device)
         tokens = torch.full_like(mask, prompts[0][0])
         for i, ids in enumerate(prompts):  # padded on the left, so that all rows end together
@@ -111,7 +109,7 @@ class TorchEngine:
 
         repeats = torch.tensor(counts, dtype=torch.int64, device=device)
         rows = torch.arange(len(prompts), device=device).repeat_interleave(repeats)
-        cache.batch_select_indices(rows)
+        select_rows(cache, rows)
         mask, logits = mask[rows], logits[rows]
         alive = torch.arange(len(rows), device=device)  # which completion each row is
         stops = torch.tensor(self._stop_token_ids, dtype=torch.int64, device=device)
@@ -132,7 +130,7 @@ class TorchEngine:
             # Removing rows copies the cache, so wait until that saves a quarter of the work.
             if running.sum() <= 0.75 * len(alive):
                 keep = running.nonzero()[:, 0]
-                cache.batch_select_indices(keep)
+                select_rows(cache, keep)
                 alive, mask, token = alive[keep], mask[keep], token[keep]
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
             logits = self._forward(token[:, None], mask, cache)

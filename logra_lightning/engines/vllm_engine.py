@@ -125,8 +125,6 @@ class VLLMEngine:
         self._owns_process_group = not torch.distributed.is_initialized()
         is_shared = self.tensor_parallel_size > 1 and num_processes() > 1
         self._group = EngineGroup(self.tensor_parallel_size) if is_shared else None
-        # vLLM collects garbage several times while it starts, and unfreezes when it is closed.
-        gc.freeze()
         try:
             self._launch(policy)
             self._started().check_policy(policy)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from logra_lightning.engines.process_state import plain_torch, process_as_it_was
 from logra_lightning.engines.vllm_group import EngineGroup
 from logra_lightning.engines.vllm_refusals import one_line_refusals
+from logra_lightning.engines.vllm_text_only import register_without_images
 
 _CPU_WORKER = "logra_lightning.engines.vllm_cpu_worker.PlainCPUWorker"
 _CPU_CACHE_BYTES = 1 << 30
@@ -95,7 +98,10 @@ def launch(
         config.architectures = [architecture]
         folder = config_folder(config)
         given = {name: value for name, value in options.items() if value is not None}
-        return _make(folder, architecture, given), separate
+        llm = _make(folder, architecture, given)
+        if separate:
+            gc.unfreeze()
+        return llm, separate
 
 
 def config_folder(config: Any) -> str:
@@ -142,5 +148,21 @@ def _make(folder: str, architecture: str, options: dict[str, Any]) -> Any:
     sized = "kv_cache_memory_bytes" in {*defaults, *options}
     defaults["gpu_memory_utilization"] = _LEAST_GPU_MEMORY if sized else _GPU_MEMORY
     everything = defaults | options | _FIXED
-    with one_line_refusals(architecture, everything):
+    register_without_images(architecture)
+    with one_line_refusals(architecture, everything), imports_frozen():
         return LLM(folder, **everything)
+
+
+@contextmanager
+def imports_frozen() -> Iterator[None]:
+    """Spare the searches for garbage that vLLM's start makes, half a second and more each.
+
+    A core in this process freezes what there is at the end of its start and unfreezes it when it is
+    shut down, so only a start that failed is put right here.
+    """
+    gc.freeze()
+    try:
+        yield
+    except BaseException:
+        gc.unfreeze()
+        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,7 @@ class HeldWeight:
     """A weight of the policy, and what one worker of an engine holds of it.
 
     Args:
-        shape: shape of the whole weight, (d, k) or (d,).
+        shape: shape of the whole weight, (d, k), (d,), or that of a convolution, (d, 1, w).
         blocks: the parts that this worker holds. It is one block, unless the policy itself fuses
             weights whose rows tensor parallelism deals out piece by piece.
     """
@@ -44,7 +45,7 @@ def layout_of(model: nn.Module) -> dict[str, HeldWeight]:
     Args:
         model: the part of vLLM's model that runs in this worker.
     """
-    packed = getattr(model, "packed_modules_mapping", None) or {}
+    packed = _packed(model)
     found: dict[str, HeldWeight] = {}
     seen: set[int] = set()
     for prefix, module in model.named_modules():
@@ -56,28 +57,50 @@ def layout_of(model: nn.Module) -> dict[str, HeldWeight]:
 
 
 def _weights_in(
-    prefix: str, module: Any, leaf: str, parameter: Any, packed: dict[str, list[str]]
+    prefix: str, module: Any, leaf: str, parameter: Any, packed: dict[str, dict[str, int]]
 ) -> Iterator[tuple[str, HeldWeight]]:
     """The weights of the policy that one parameter of the engine holds."""
     shards = row_shards(module) or [Shard(parameter.shape[0], 0, parameter.shape[0])]
     column, columns, full_columns = _columns(module, parameter)
     parent, _, own = prefix.rpartition(".")
-    names = packed.get(own, [own])
-    if len(names) != len(shards):
-        names = [own]
-    each = [[shard] for shard in shards] if len(names) == len(shards) else [shards]
+    counts = packed.get(own, {})
+    if sum(counts.values()) != len(shards):
+        counts = {own: len(shards)}
+    left = iter(shards)
     engine_row = 0
-    for name, parts in zip(names, each, strict=True):
+    for name, count in counts.items():
+        parts = list(islice(left, count))
         before, blocks = 0, []
         for part in parts:
             row = before + part.start
             blocks.append(Block(f"{prefix}.{leaf}", engine_row, row, part.size, column, columns))
             before, engine_row = before + part.full, engine_row + part.size
-        shape = (before,) if full_columns is None else (before, full_columns)
+        shape = (before, *(parameter.shape[1:] if full_columns is None else [full_columns]))
         yield (
             f"{parent}.{name}.{leaf}" if parent else f"{name}.{leaf}",
             HeldWeight(shape, tuple(blocks)),
         )
+
+
+def _packed(model: Any) -> dict[str, dict[str, int]]:
+    """Name of each fused module to the modules of the policy in it, and how many shards each has.
+
+    Most have one. Of `in_proj_qkvz` of a Gated DeltaNet, `in_proj_qkv` has three and `in_proj_z`
+    one, which the mapping by which the model loads a checkpoint says.
+    """
+    stacked: dict[str, tuple[str, Any]] = {}
+    for module in model.modules():
+        mapper = getattr(module, "hf_to_vllm_mapper", None)
+        stacked.update(getattr(mapper, "orig_to_new_stacked", None) or {})
+    found = {}
+    for fused, names in (getattr(model, "packed_modules_mapping", None) or {}).items():
+        counts = {}
+        for name in names:
+            into, shards = stacked.get(f".{name}", ("", None))
+            own = into == f".{fused}" and isinstance(shards, tuple)
+            counts[name] = len(shards) if own else 1
+        found[fused] = counts
+    return found
 
 
 def row_shards(module: Any) -> list[Shard]:
@@ -114,8 +137,8 @@ def row_shards(module: Any) -> list[Shard]:
 
 
 def _columns(module: Any, parameter: Any) -> tuple[int, int | None, int | None]:
-    """First column held, number of columns held, number in all; a vector has no columns."""
-    if parameter.dim() == 1:
+    """First column held, number of columns held, number in all; only a matrix has columns."""
+    if parameter.dim() != 2:
         return 0, None, None
     held = parameter.shape[1]
     if any(kind.__name__ == "RowParallelLinear" for kind in type(module).__mro__):

@@ -109,8 +109,14 @@ class VLLMWeights:
             raise ValueError(f"the engine has no weight {', '.join(wrong)}")
 
     def why_not_shared(self, policy: nn.Module) -> str:
-        """The reason why the policy cannot share its memory with the engine; empty if it can."""
+        """The reason why the policy cannot share its memory with the engine; empty if it can.
+
+        A weight that stays as it is need not be shared.
+        """
+        views = self.call("views")[0]
         for name, parameter in named_parameters(policy):
+            if not _to_share(parameter, views.get(name)):
+                continue
             if parameter.dtype != self.dtype:
                 return (
                     f"{name!r} is {parameter.dtype} in the policy and {self.dtype} in the engine; "
@@ -119,7 +125,10 @@ class VLLMWeights:
                 )
             if is_sharded(parameter):
                 return f"each process has a part of {name!r}; use weight_sync.mode=factors"
-        views = self.call("views")[0]
+            if name in views and views[name].dtype != parameter.dtype:
+                return (
+                    f"{name!r} is {views[name].dtype} in the engine; set model.train_others=false"
+                )
         missing = [name for name, _ in named_parameters(policy) if name not in views]
         return f"the engine does not hold {named(missing)} in one piece" if missing else ""
 
@@ -132,6 +141,8 @@ class VLLMWeights:
         for name, parameter in named_parameters(policy):
             view = views[name]
             view.copy_(parameter.data)
+            if not _to_share(parameter, view):
+                continue
             parameter.data = view
             self._shared.append((name, parameter, view))
 
@@ -154,21 +165,26 @@ class VLLMWeights:
 
     def differing(self, weights: Iterable[PolicyWeight]) -> list[str]:
         """Names of the given weights of which some worker holds other bits, masters included."""
-        held: dict[str, list[tuple[Block, int]]] = {}
+        held: dict[str, list[tuple[Block, torch.dtype, int]]] = {}
         for worker in self.call("checksums"):
-            for name, block, value in worker:
-                held.setdefault(name, []).append((block, value))
+            for name, block, dtype, value in worker:
+                held.setdefault(name, []).append((block, dtype, value))
         names = []
         for weight in weights:
-            tensor = weight.tensor
-            if weight.projection is None:
-                tensor = tensor.to(self.dtype)
-            for block, value in held.pop(weight.name, []):
+            for block, dtype, value in held.pop(weight.name, []):
+                tensor = block.of(weight.tensor)
+                if weight.projection is None:  # vLLM keeps some weights of bf16 models in fp32
+                    tensor = tensor.to(dtype)
                 low = None if weight.residual is None else block.of(weight.residual)
-                if checksum(block.of(tensor), low) != value:
+                if checksum(tensor, low) != value:
                     names.append(weight.name)
                     break
         return names
+
+
+def _to_share(parameter: Parameter, view: Tensor | None) -> bool:
+    """Whether it trains, or can be shared as it is: vLLM keeps some frozen weights in fp32."""
+    return parameter.requires_grad or view is None or view.dtype == parameter.dtype
 
 
 def messages(weights: Iterable[PolicyWeight], limit: int) -> Iterator[list[PolicyWeight]]:

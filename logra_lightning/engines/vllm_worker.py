@@ -121,13 +121,18 @@ class WeightReceiver:
                     shape=(rows, columns),
                 )
 
-    def checksums(self) -> list[tuple[str, Block, int]]:
-        """Weight, block and checksum of each block that this worker holds.
+    def checksums(self) -> list[tuple[str, Block, torch.dtype, int]]:
+        """Weight, block, dtype and checksum of each block that this worker holds.
 
         Where a weight has a master, the checksum is the master's.
         """
         return [
-            (name, block, checksum(self._place(block), self._residuals.get((name, i))))
+            (
+                name,
+                block,
+                self._place(block).dtype,
+                checksum(self._place(block), self._residuals.get((name, i))),
+            )
             for name, held in self.layout.items()
             for i, block in enumerate(held.blocks)
         ]

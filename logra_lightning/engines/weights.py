@@ -58,7 +58,7 @@ class Block:
         row: row of the policy's weight where the block begins.
         rows: number of rows.
         column: column of the policy's weight where the block begins.
-        columns: number of columns; None for a vector.
+        columns: number of columns; None for what is no matrix.
     """
 
     parameter: str

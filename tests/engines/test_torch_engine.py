@@ -11,6 +11,7 @@ from logra_lightning.engines import TorchEngine
 from logra_lightning.engines.torch_engine import sample
 from logra_lightning.types import Completion, SamplingParams
 from tests.conftest import SIZES, make_llama
+from tests.hybrids import HYBRIDS, make_hybrid
 
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10], [11, 12, 13], [14, 15, 16, 17]]
 
@@ -41,14 +42,19 @@ SMALL = SIZES | {"head_dim": 12, "sliding_window": 4}
         None,
         MistralConfig(**SMALL),
         Gemma3TextConfig(**SMALL, layer_types=["sliding_attention", "full_attention"]),
+        *HYBRIDS,
     ],
-    ids=["llama", "mistral-window", "gemma3-window"],
+    ids=["llama", "mistral-window", "gemma3-window", *HYBRIDS],
 )
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
 def test_logprobs_equal_those_of_a_plain_forward(config: object, temperature: float) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = make_llama() if config is None else AutoModelForCausalLM.from_config(config).eval()
+    if isinstance(config, str):
+        model = make_hybrid(config)
+    else:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            made = None if config is None else AutoModelForCausalLM.from_config(config).eval()
+        model = made or make_llama()
     sampling = SamplingParams(max_tokens=9, temperature=temperature)
     stops = list(range(0, 12))  # completions of many lengths
     groups = engine_of(model, stops, max_num_seqs=9).generate(
