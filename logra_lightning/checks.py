@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import Strategy
 
 from logra_lightning.data.filters import check_token_ids
 from logra_lightning.objective import Advantage, ObjectiveOptions
-from logra_lightning.policy import MemoryOptions, context_length
+from logra_lightning.policy import MemoryOptions, context_length, fixed_context_length
 from logra_lightning.policy.load import check_model_kwargs, given_dtype, load_config
 from logra_lightning.rewards import Reward, check_columns, unusable_rows
 from logra_lightning.rollout import EvaluationOptions
@@ -221,6 +221,7 @@ def check_data_fits(module: Any, data: Any) -> None:
         largest, row_name = data.largest(max)
         check_token_ids(largest, row_name, config.get_text_config().vocab_size)
         longest, row_name = data.largest(len)
+        check_rope(longest_rollout(module, data) or 0, fixed_context_length(config))
         check_lengths(
             longest,
             row_name,
@@ -228,6 +229,22 @@ def check_data_fits(module: Any, data: Any) -> None:
             module.evaluation.sampling.max_tokens,
             min(context_length(config), module.engine.max_model_len or sys.maxsize),
             module.memory.max_tokens_per_microbatch,
+        )
+
+
+def check_rope(longest: int, limit: int | None) -> None:
+    """Raise ValueError where the logprobs of a row would depend on the rows beside it.
+
+    Args:
+        longest: largest number of tokens of a prompt and its completion.
+        limit: what `fixed_context_length` says.
+    """
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"a rollout may have {longest} tokens, but beyond {limit} this model's rotary "
+            f"frequencies (longrope or dynamic) depend on the longest row of a batch, and so do "
+            f"logprobs: lower model.sampling.max_tokens or data.init_args.max_prompt_tokens until "
+            f"both together are at most {limit}"
         )
 
 

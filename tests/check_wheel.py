@@ -21,7 +21,7 @@ names = [str(path.relative_to(site).with_suffix("")).replace("/", ".")
          for path in sorted((site / "logra_lightning").rglob("*.py"))]
 names = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
 for name in names:
-    if not name.endswith("vllm_cpu_worker"):  # vLLM imports it, in its own process
+    if not name.endswith(("vllm_cpu_worker", "vllm_gpu_worker")):  # only vLLM imports them
         module = importlib.import_module(name)
         assert pathlib.Path(module.__file__).is_relative_to(site), module.__file__
 print(len(names))

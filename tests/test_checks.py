@@ -19,6 +19,7 @@ from logra_lightning.checks import (
     check_lengths,
     check_minibatches,
     check_rewards,
+    check_rope,
     check_sampling,
 )
 from logra_lightning.objective import GRPO, RunningBaseline
@@ -118,6 +119,13 @@ def test_prompts_are_checked_by_the_config_before_the_policy_is_loaded() -> None
         check_data_fits(module(14), data([size, 1]))
     with pytest.raises(ValueError, match=f"{row}, has 2 tokens .* 17 in all, .* take 16"):
         check_data_fits(module(15), data([1, 1]))
+
+
+def test_rows_whose_logprobs_depend_on_their_neighbours_are_refused() -> None:
+    check_rope(64, None)
+    check_rope(64, 64)
+    with pytest.raises(ValueError, match=r"may have 65 tokens, but beyond 64 .*longest row"):
+        check_rope(65, 64)
 
 
 def test_overfitting_and_other_prompts_in_place_of_some_are_not_possible_together() -> None:

@@ -37,7 +37,11 @@ SOURCES = sorted((ROOT / "logra_lightning").rglob("*.py")) + sorted(
 # Only these may import what is slow or optional, and only inside functions.
 LAZY = {"transformers", "datasets", "vllm", "reasoning_gym", "math_verify", "sympy"}
 # The second is imported by vLLM alone.
-EAGER = {"torch_cache.py": {"transformers"}, "vllm_cpu_worker.py": {"vllm"}}
+EAGER = {
+    "torch_cache.py": {"transformers"},
+    "vllm_cpu_worker.py": {"vllm"},
+    "vllm_gpu_worker.py": {"vllm"},
+}
 
 
 def part_of(path: Path) -> str:

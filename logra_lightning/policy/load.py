@@ -176,15 +176,31 @@ def exact_buffers(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def plain_attention(policy: Any) -> Iterator[None]:
-    """Attention whose derivative is known in forward mode, and no checkpointing of activations."""
-    was_training, before = policy.training, policy.config._attn_implementation
+def plain_layers(policy: Any) -> Iterator[None]:
+    """Layers whose derivative is known in forward mode, and no checkpointing of activations.
+
+    Attention and experts are the eager ones of `transformers`; layers that carry a state run as
+    plain torch where a package of kernels (flash-linear-attention, causal-conv1d, mamba-ssm) would
+    take their place.
+    """
+    from transformers.integrations import hub_kernels
+
+    was_training, config = policy.training, policy.config
+    attention, experts = config._attn_implementation, policy.get_experts_implementation()
+    exporting = hub_kernels.is_torchdynamo_exporting
     policy.eval()
     policy.set_attn_implementation("eager")
+    if experts is not None:
+        policy.set_experts_implementation("eager")
+    # An export asks for the torch form of each kernel, and so does this.
+    hub_kernels.is_torchdynamo_exporting = lambda: True
     try:
         yield
     finally:
-        policy.set_attn_implementation(before)
+        hub_kernels.is_torchdynamo_exporting = exporting
+        if experts is not None:
+            policy.set_experts_implementation(experts)
+        policy.set_attn_implementation(attention)
         policy.train(was_training)
 
 
@@ -215,6 +231,23 @@ def stop_token_ids(policy: Any, tokenizer: Any) -> list[int]:
     stops = getattr(policy.generation_config, "eos_token_id", None)
     found = set(stops if isinstance(stops, list) else [stops]) | {tokenizer.eos_token_id}
     return sorted(token for token in found if token is not None)
+
+
+def fixed_context_length(config: Any) -> int | None:
+    """The number of tokens up to which a token's logprob does not depend on the rows beside it.
+
+    Beyond the original context, `longrope` and `dynamic` choose the rotary frequencies by the
+    longest row of a batch. None for models whose frequencies are fixed.
+    """
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = [rope] if "rope_type" in rope else [v for v in rope.values() if isinstance(v, dict)]
+    limits = [
+        kind.get("original_max_position_embeddings") or text.max_position_embeddings
+        for kind in kinds
+        if kind.get("rope_type") in ("longrope", "dynamic")
+    ]
+    return min(limits, default=None)
 
 
 def context_length(config: Any) -> int:

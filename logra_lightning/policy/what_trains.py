@@ -35,6 +35,23 @@ def what_trains(policy: nn.Module, sketched: Iterable[nn.Module]) -> str:
     return f"trains: {', '.join(told)}"
 
 
+def frozen_experts(policy: nn.Module) -> float:
+    """The share of a policy's weights that are routed experts and do not train.
+
+    The experts of a layer are usually one parameter of three dimensions, which no sketch takes.
+
+    Args:
+        policy: the model, with `requires_grad` set on all that trains.
+    """
+    total = sum(param.numel() for param in policy.parameters())
+    frozen = (
+        param.numel()
+        for name, param in policy.named_parameters()
+        if "experts" in name.split(".") and not param.requires_grad
+    )
+    return sum(frozen) / total
+
+
 def _kind(name: str) -> str:
     """What a weight is called, by its name: `layers.0.mlp.up_proj.weight` is an `up_proj`."""
     module, _, last = name.rpartition(".")

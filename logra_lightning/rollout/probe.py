@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from logra_lightning.distributed.sharding import gathered
 from logra_lightning.kl import KLProbe
 from logra_lightning.policy.head import head_of, trained_hidden
-from logra_lightning.policy.load import plain_attention
+from logra_lightning.policy.load import plain_layers
 from logra_lightning.rollout.packing import pack, same_number_per_process
 from logra_lightning.types import Rollouts
 
@@ -52,7 +52,7 @@ def rollout_probe(
     @contextmanager
     def prepared() -> Iterator[None]:
         output: Any = policy.get_output_embeddings()  # type: ignore[operator]
-        with plain_attention(policy), gathered(output):
+        with plain_layers(policy), gathered(output):
             yield
 
     return KLProbe(

@@ -48,6 +48,8 @@ class SketchMixin(Strategy):
         projection: kind of random numbers that gradients are projected with: `rademacher` (signs),
             or `gaussian`, which takes four times the memory.
         projection_seed: seed of the projections; must be the same in every process.
+        frozen_experts: train a mixture of experts although its routed experts stay as they are;
+            they cannot be sketched. Such a model is refused otherwise.
         options: options of the strategy that follows in the list of base classes. The Trainer
             passes most of them.
 
@@ -68,6 +70,7 @@ class SketchMixin(Strategy):
         targets: Sequence[str] | None = None,
         projection: Literal["rademacher", "gaussian"] = "rademacher",
         projection_seed: int = 0,
+        frozen_experts: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -79,6 +82,7 @@ class SketchMixin(Strategy):
         self.targets = None if targets is None else list(targets)
         self.projection = projection
         self.projection_seed = projection_seed
+        self.frozen_experts = frozen_experts
 
     def connect(self, model: LightningModule) -> None:
         """Refuse options that cannot work, before anything has been set up."""

@@ -8,7 +8,7 @@ from torch import nn
 
 from logra_lightning.optim.adamw import AdamWOptions
 from logra_lightning.policy.load import freeze_
-from logra_lightning.policy.what_trains import what_trains
+from logra_lightning.policy.what_trains import frozen_experts, what_trains
 from logra_lightning.strategy.mixin import SketchMixin
 
 
@@ -24,13 +24,23 @@ def freeze_others_(
         train_others: leave a gradient to all other weights too.
 
     Raises:
-        ValueError: as `find_targets`; it names the option that counts.
+        ValueError: as `find_targets`; it names the option that counts. Or the policy has routed
+            experts, which would not train.
     """
     if isinstance(strategy, SketchMixin):
         freeze_(policy, strategy.targets, train_others=train_others)
+        way_out = "trainer.strategy.init_args.frozen_experts=true to train the rest"
+        allowed = strategy.frozen_experts
     else:
         option = "model.adamw.targets"
         freeze_(policy, adamw.targets, train_others=train_others, option=option)
+        way_out, allowed = "model.train_others=true to train all weights", False
+    share = frozen_experts(policy)
+    if share and not allowed:
+        raise ValueError(
+            f"{type(policy).__name__} is a mixture of experts, and its routed experts, {share:.0%} "
+            f"of its weights, would not train: set {way_out}, or start from a model without experts"
+        )
 
 
 def tell_what_trains(policy: nn.Module, strategy: Strategy) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from logra_lightning.kl import KLProbe
 from logra_lightning.kl.inject import Change
 from logra_lightning.policy.head import final_hidden, head_of
-from logra_lightning.policy.load import plain_attention
+from logra_lightning.policy.load import plain_layers
 from logra_lightning.sketch import SketchBank, find_targets
 from logra_lightning.sketch.bank import SketchedLayer
 
@@ -68,7 +68,7 @@ def make_probe(model: Any, temperature: float = 1.0) -> KLProbe:
         model,
         [partial(forward, tokens) for tokens in batches],
         lambda hidden: head.logits(hidden).double() / temperature,
-        partial(plain_attention, model),
+        partial(plain_layers, model),
     )
 
 

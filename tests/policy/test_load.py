@@ -8,22 +8,34 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import torch.autograd.forward_ad as fwAD
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+)
+from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 
 from logra_lightning.policy.load import (
     check_model_kwargs,
     context_length,
     exact_buffers,
+    fixed_context_length,
     freeze_,
     load_config,
     load_policy,
-    plain_attention,
+    plain_layers,
     policy_source,
     stop_token_ids,
 )
 from logra_lightning.sketch import DEFAULT_TARGETS
 from logra_lightning.tokenizer import load_tokenizer
-from tests.conftest import TINY_POLICY, make_llama
+from tests.conftest import SIZES, TINY_POLICY, make_llama
+from tests.hybrids import make_hybrid
 
 
 def test_dropout_is_off_although_the_model_is_in_training_mode(tmp_path: Path) -> None:
@@ -145,7 +157,7 @@ def test_attention_and_mode_are_restored_after_the_probe(llama: LlamaForCausalLM
     before = llama.config._attn_implementation
 
     def fail() -> None:
-        with plain_attention(llama):
+        with plain_layers(llama):
             assert llama.config._attn_implementation == "eager"
             assert not llama.training
             raise KeyError
@@ -154,3 +166,69 @@ def test_attention_and_mode_are_restored_after_the_probe(llama: LlamaForCausalLM
         fail()
     assert llama.config._attn_implementation == before == "sdpa"
     assert llama.training
+
+
+@torch.no_grad()
+def test_experts_of_a_probe_have_a_derivative_and_get_their_own_form_back() -> None:
+    sizes = {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    model = Qwen2MoeForCausalLM(Qwen2MoeConfig(**sizes))
+    before = model.get_experts_implementation()
+
+    def shift(module: object, inputs: object, output: torch.Tensor) -> torch.Tensor:
+        return fwAD.make_dual(output, torch.ones_like(output))
+
+    with plain_layers(model), fwAD.dual_level():
+        hook = model.model.layers[0].self_attn.o_proj.register_forward_hook(shift)
+        tangent = fwAD.unpack_dual(model(torch.tensor([[1, 2, 3]])).logits).tangent
+        hook.remove()
+    assert tangent is not None
+    assert tangent.abs().max() > 0
+    assert model.get_experts_implementation() == before
+
+
+def test_kernels_in_place_of_torch_are_put_aside_for_a_probe(llama: LlamaForCausalLM) -> None:
+    @use_kernel_func_from_hub_with_fallback("sqrt", "math")
+    def squared(x: float) -> float:
+        return x * x
+
+    assert squared(9.0) == 3.0  # the package's
+    with plain_layers(llama):
+        assert squared(9.0) == 81.0
+    assert squared(9.0) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"rope_type": "default", "rope_theta": 1e4}, None),
+        ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}, None),
+        ({"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}, 128),
+    ],
+)
+def test_frequencies_that_depend_on_the_longest_row_have_a_limit(
+    rope: dict[str, object], expected: int | None
+) -> None:
+    config = LlamaConfig(**SIZES, rope_parameters=rope)
+    assert fixed_context_length(config) == expected
+
+
+def test_the_limit_of_longrope_is_the_original_context() -> None:
+    half = SIZES["hidden_size"] // SIZES["num_attention_heads"] // 2
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0}
+    rope |= {"short_factor": [1.0] * half, "long_factor": [2.0] * half}
+    sizes = {**SIZES, "pad_token_id": 0, "eos_token_id": 1, "original_max_position_embeddings": 32}
+    assert fixed_context_length(Phi3Config(**sizes, rope_parameters=rope)) == 32
+
+
+def test_the_language_part_of_a_checkpoint_with_images_is_loaded(tmp_path: Path) -> None:
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
+    text = make_hybrid("Qwen3_5TextConfig").config.to_dict()
+    both = Qwen3_5ForConditionalGeneration(
+        Qwen3_5Config(text_config=text, vision_config=vision | {"out_hidden_size": 64})
+    )
+    both.save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path))
+    expected = both.model.language_model.state_dict()
+    found = {n.removeprefix("model."): v for n, v in policy.state_dict().items()}
+    assert found.keys() - expected.keys() == {"lm_head.weight"}
+    assert all(torch.equal(found[name], value) for name, value in expected.items())

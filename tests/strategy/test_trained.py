@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+)
 
 from logra_lightning import AdamWOptions, SketchStrategy
+from logra_lightning.policy import what_trains
 from logra_lightning.strategy import freeze_others_, trained
-from tests.conftest import TINY_POLICY
+from tests.conftest import SIZES, TINY_POLICY
 from tests.runs import data, fit, policy, trainer, weights
 
 
@@ -80,3 +89,44 @@ def test_fused_matrices_train_and_evaluation_freezes_nothing(
     (line,) = told
     kinds = "(o_proj, qkv_proj, gate_up_proj, down_proj)"
     assert f"{'dense' if strategy == 'auto' else 'weights sketched'} {kinds}" in line
+
+
+def mixture(**options: Any) -> Qwen2MoeForCausalLM:
+    sizes = {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Qwen2MoeForCausalLM(
+            Qwen2MoeConfig(**(sizes | {"shared_expert_intermediate_size": 24} | options))
+        )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "way_out"),
+    [
+        (SketchStrategy(), r"set trainer\.strategy\.init_args\.frozen_experts=true"),
+        (SingleDeviceStrategy("cpu"), r"set model\.train_others=true"),
+    ],
+)
+def test_experts_that_would_not_train_are_refused_with_their_share(
+    strategy: Strategy, way_out: str
+) -> None:
+    model = mixture()
+    experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
+    share = experts / sum(p.numel() for p in model.parameters())
+    assert 0.3 < share < 0.6
+    with pytest.raises(ValueError, match=rf"routed experts, {share:.0%} of .*{way_out}"):
+        freeze_others_(model, strategy, AdamWOptions(), train_others=False)
+
+
+def test_frozen_experts_are_allowed_where_asked_for_and_said() -> None:
+    model = mixture()
+    strategy = SketchStrategy(frozen_experts=True)
+    freeze_others_(model, strategy, AdamWOptions(), train_others=False)
+    trained_names = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert any("shared_expert.up_proj" in name for name in trained_names)
+    assert not any(".experts." in name for name in trained_names)
+    assert "experts" in what_trains(model, []).split("frozen")[1]
+
+
+def test_experts_that_train_densely_are_not_frozen() -> None:
+    freeze_others_(mixture(), SingleDeviceStrategy("cpu"), AdamWOptions(), train_others=True)
