@@ -21,7 +21,7 @@ PY := $(BIN)/python
 PIP := $(PY) -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: help install quickstart smollm2 smollm2-dense test test-slow wheel-check check format clean FORCE
+.PHONY: help install quickstart smollm2 smollm2-dense test test-slow test-gpu wheel-check check format clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -70,6 +70,9 @@ test: $(STAMP) ## all tests but the slow ones, in two processes
 
 test-slow: $(STAMP) ## the slow tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m slow $(ARGS)
+
+test-gpu: $(STAMP) ## the tests that need a GPU
+	$(PY) -m pytest -m gpu $(ARGS)
 
 wheel-check: $(STAMP) ## build a wheel, import all of it elsewhere and train two steps with it
 	$(PY) tests/check_wheel.py

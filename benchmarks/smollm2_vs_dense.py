@@ -27,7 +27,11 @@ LEARNING_RATES = ("1.0e-5", "3.0e-5", "1.0e-4")
 def all_runs(seeds: int) -> dict[str, list[str]]:
     """Name of each run to its arguments."""
     runs = {
-        f"sketch_{seed}": [f"--model.seed={seed}", f"--data.init_args.seed={seed}"]
+        f"sketch_{seed}": [
+            "--trainer.precision=bf16-true",
+            f"--model.seed={seed}",
+            f"--data.init_args.seed={seed}",
+        ]
         for seed in range(seeds)
     }
     return runs | {f"dense_{lr}": [*DENSE, f"--model.adamw.lr={lr}"] for lr in LEARNING_RATES}

@@ -36,7 +36,8 @@ from logra_lightning.policy import MemoryOptions, Reference, check_head, load, l
 from logra_lightning.rewards import Reward
 from logra_lightning.rollout import DynamicSampling, EvaluationOptions
 from logra_lightning.seeding import derive_seed, run_seed
-from logra_lightning.strategy import check_trainer_options, freeze_others_, tell_what_trains
+from logra_lightning.start_line import tell_start
+from logra_lightning.strategy import check_trainer_options, freeze_others_
 from logra_lightning.tokenizer import load_tokenizer
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 
@@ -300,8 +301,7 @@ class PolicyModule(LightningModule):
     def setup(self, stage: str) -> None:
         checks.check_trainer(self, stage)
         checks.check_data(self, self._datamodule, stage)
-        longest = checks.longest_rollout(self, self._datamodule)
-        self._owner.expect(longest, str(self.trainer.precision))
+        self._owner.expect(checks.longest_rollout(self, self._datamodule), self.trainer.precision)
 
     def configure_model(self) -> None:
         """Load the policy, once; the precision decides the dtype of its weights."""
@@ -338,7 +338,7 @@ class PolicyModule(LightningModule):
     def on_fit_start(self) -> None:
         self._loaded_step = 0
         check_head(self.policy)
-        tell_what_trains(self.policy, self.trainer.strategy)
+        tell_start(self)
 
     def on_train_start(self) -> None:
         data.follow_loader(self.trainer)

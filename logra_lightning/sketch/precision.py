@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -41,5 +42,5 @@ def matmul_precision_kept() -> Iterator[None]:
             backend.fp32_precision = precision
 
 
-def _backends() -> list[torch.backends.PropModule]:
+def _backends() -> list[Any]:
     return [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]

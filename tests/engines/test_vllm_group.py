@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from logra_lightning.distributed.processes import (
 )
 from logra_lightning.engines.vllm_group import EngineGroup
 from logra_lightning.types import SamplingParams
+from tests.conftest import ROOT
 from tests.engines.test_vllm_engine import PROMPTS, Trainer, errors, make_engine, make_policy
 from tests.heap import import_vllm
 from tests.runs import data, policy, trainer, weights
@@ -146,3 +150,19 @@ def test_processes_that_cannot_share_are_refused() -> None:
         ValueError, match="1 processes cannot share engines of 2 processes each: set model.engine"
     ):
         EngineGroup(2)
+
+
+@pytest.mark.slow
+def test_a_group_without_prompts_does_not_keep_the_others_waiting() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4"]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "-m", "tests.four_processes"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("is done") == 4
