@@ -152,7 +152,7 @@ class VLLMWeights:
             if parameter.data_ptr() == view.data_ptr():
                 parameter.data = view.clone()
         self._shared.clear()
-        self._llm.collective_rpc("logra_release")
+        self._llm.collective_rpc("logra_release", args=())
 
     def check_shared(self) -> None:
         """Raise RuntimeError if a parameter that was shared has been given other memory since."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 from transformers import LlamaForCausalLM
@@ -67,3 +69,15 @@ def test_vllm_samples_where_it_is_installed_and_its_absence_is_said(
     with caplog.at_level("INFO"):
         assert isinstance(EngineOwner(None).engine, TorchEngine)
     assert "vLLM is not installed: TorchEngine samples" in caplog.text
+
+
+def test_an_engine_is_told_what_the_run_needs() -> None:
+    engine = VLLMEngine()
+    owner = EngineOwner(engine)
+    policy = SimpleNamespace(dtype=torch.float32)
+    for precision, dtype in (("32-true", torch.float32), ("bf16-mixed", torch.bfloat16)):
+        owner.expect(40, precision)
+        assert engine._choose_dtype(policy) == dtype
+    engine.dtype = "float32"
+    assert engine._choose_dtype(policy) == torch.float32
+    EngineOwner(TorchEngine()).expect(40, "32-true")  # it samples as the policy computes

@@ -43,6 +43,16 @@ def test_logprobs_are_those_of_the_trainer(engine: VLLMEngine, temperature: floa
     assert errors(engine, policy, temperature).max() < 1e-4
 
 
+def test_the_trainers_autocast_does_not_reach_the_engine(engine: VLLMEngine) -> None:
+    policy = make_policy()
+    engine.load(Trainer(policy).weights(), version=0)
+    plain = greedy(engine)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = greedy(engine)
+    assert found.token_ids == plain.token_ids
+    assert torch.equal(found.logprobs, plain.logprobs)
+
+
 def test_a_token_for_which_vllm_has_no_logprob_has_none() -> None:
     from vllm.logprobs import FlatLogprobs
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from logra_lightning.engines import vllm_launch
+from logra_lightning.engines import VLLMEngine, vllm_launch
 from logra_lightning.engines.vllm_group import EngineGroup
 from logra_lightning.engines.vllm_launch import (
     FIRST_GPU,
@@ -18,7 +18,7 @@ from logra_lightning.engines.vllm_launch import (
     config_folder,
     launch,
 )
-from tests.conftest import SIZES
+from tests.conftest import SIZES, make_llama
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,54 @@ def test_without_a_cache_folder_a_temporary_one_serves(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert LlamaConfig.from_pretrained(config_folder(LlamaConfig(**SIZES))).vocab_size == 61
+
+
+def made_with(
+    monkeypatch: pytest.MonkeyPatch, needed: int | None, **options: Any
+) -> dict[str, Any]:
+    """Arguments of `vllm.LLM` for an engine with these options, in a run that needs so much."""
+
+    class Started(Exception):
+        pass
+
+    def llm(folder: str, **options: Any) -> None:
+        found.update(options)
+        raise Started
+
+    found: dict[str, Any] = {}
+    monkeypatch.setattr("vllm.LLM", llm)
+    engine = VLLMEngine(**options)
+    engine.expect(longest=needed, dtype=None)
+    with pytest.raises(Started):
+        engine.start(make_llama(), [1])
+    return found
+
+
+@pytest.mark.vllm
+def test_the_engine_reads_as_many_tokens_as_the_run_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    assert made_with(monkeypatch, 40)["max_model_len"] == 40
+    assert made_with(monkeypatch, 40, max_model_len=64)["max_model_len"] == 64
+    assert "max_model_len" not in made_with(monkeypatch, None)
+
+
+@pytest.mark.vllm
+def test_a_cache_of_a_given_size_needs_no_free_share_of_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("vllm")
+    sized = made_with(monkeypatch, 40, kv_cache_memory_bytes=1 << 20)
+    assert sized["gpu_memory_utilization"] <= 0.01
+    assert made_with(monkeypatch, 40, gpu_memory_utilization=0.5)["gpu_memory_utilization"] == 0.5
+
+
+@pytest.mark.vllm
+def test_a_start_that_fails_leaves_the_garbage_collector_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("vllm")
+    calls: list[str] = []
+    monkeypatch.setattr("gc.freeze", lambda: calls.append("freeze"))
+    monkeypatch.setattr("gc.unfreeze", lambda: calls.append("unfreeze"))
+    made_with(monkeypatch, None)
+    assert calls == ["freeze", "unfreeze"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from logra_lightning.engines import PolicyWeight, VLLMEngine
 from logra_lightning.engines.vllm_weights import VLLMWeights
@@ -123,3 +124,17 @@ def test_weights_that_were_given_back_are_never_sampled_from_or_merged_into() ->
     with pytest.raises(RuntimeError, match="given back in its sleep and not sent again"):
         engine.generate([[1]], SamplingParams(4), num_completions=1, seed=0)
     assert llm.calls == ["sleep 2"]
+
+
+def test_shared_weights_are_the_policys_own_again_before_vllm_drops_its_memory() -> None:
+    engine, llm = asleep("kv")
+    policy, memory = nn.Linear(2, 2, bias=False), torch.full((2, 2), 5.0)
+    policy.weight.data = memory
+    weights = engine._started()
+    weights._shared.append(("w", policy.weight, memory))
+    llm.calls.clear()
+    weights.release()
+    assert llm.calls == ["logra_release"]
+    memory.zero_()
+    assert policy.weight.tolist() == [[5.0, 5.0], [5.0, 5.0]]
+    weights.check_shared()  # there is nothing left to check
