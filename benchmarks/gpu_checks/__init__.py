@@ -1,0 +1,1 @@
+"""The checks of `gpu_check.py`."""
