@@ -49,7 +49,7 @@ class FakeLLM:
 
     def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         self.calls.append(args[0] if method == "logra_call" else method)
-        return [{"w": [2, 2]} if args[0] == "shapes" else None]
+        return [{"w": [2, 2]} if args[:1] == ("shapes",) else None]
 
     def generate(self, *args: Any, **kwargs: Any) -> list[Any]:
         self.calls.append("generate")
