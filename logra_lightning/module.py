@@ -37,6 +37,7 @@ from logra_lightning.rewards import Reward
 from logra_lightning.rollout import DynamicSampling, EvaluationOptions
 from logra_lightning.seeding import derive_seed, run_seed
 from logra_lightning.strategy import check_trainer_options, freeze_others_, tell_what_trains
+from logra_lightning.strategy.start import load_policy_for
 from logra_lightning.tokenizer import load_tokenizer
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 
@@ -305,7 +306,8 @@ class PolicyModule(LightningModule):
         """Load the policy, once; the precision decides the dtype of its weights."""
         if self.policy is None:
             self.tokenizer = load_tokenizer(self.model_path, **self.model_kwargs)
-            self.policy = load.load_policy(self.model_path, **self.model_kwargs)
+            strategy = self.trainer.strategy
+            self.policy = load_policy_for(strategy, self.model_path, **self.model_kwargs)
             if self.memory.activation_checkpointing:
                 load.checkpoint_activations_(self.policy)
         if self._is_fitting:

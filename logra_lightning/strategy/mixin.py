@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 from logra_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from logra_lightning.distributed.gradients import sum_dense_gradients_
 from logra_lightning.distributed.processes import (
+    leave_group_at_exit,
     num_processes,
     of_all_processes,
     sum_over_processes_,
@@ -99,6 +101,8 @@ class SketchMixin(Strategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
+        if torch.distributed.is_initialized() and self.root_device.type == "cuda":
+            leave_group_at_exit()
         environment = getattr(self, "cluster_environment", None)
         if isinstance(environment, LightningEnvironment) and environment.local_rank() > 0:
             exit_with_parent()  # process 0 started this one, so no launcher watches both
