@@ -37,7 +37,7 @@ from logra_lightning.rewards import Reward
 from logra_lightning.rollout import DynamicSampling, EvaluationOptions
 from logra_lightning.seeding import derive_seed, run_seed
 from logra_lightning.start_line import tell_start
-from logra_lightning.strategy import check_trainer_options, freeze_others_
+from logra_lightning.strategy import check_trainer_options, freeze_others_, load_policy_for
 from logra_lightning.tokenizer import load_tokenizer
 from logra_lightning.types import Microbatch, PromptBatch, Rollouts, SamplingParams
 
@@ -305,13 +305,13 @@ class PolicyModule(LightningModule):
 
     def configure_model(self) -> None:
         """Load the policy, once; the precision decides the dtype of its weights."""
+        strategy = self.trainer.strategy
         if self.policy is None:
             self.tokenizer = load_tokenizer(self.model_path, **self.model_kwargs)
-            self.policy = load.load_policy(self.model_path, **self.model_kwargs)
+            self.policy = load_policy_for(strategy, self.model_path, **self.model_kwargs)
             if self.memory.activation_checkpointing:
                 load.checkpoint_activations_(self.policy)
         if self._is_fitting:
-            strategy = self.trainer.strategy
             freeze_others_(self.policy, strategy, self.adamw, train_others=self.train_others)
         if self._is_fitting and self.objective.reference_kl and self._reference is None:
             # Before a checkpoint is loaded: the reference is where the first run began.

@@ -96,3 +96,12 @@ def test_kill_resume(tmp_path: Path) -> None:
     assert sum(row["kills"] for row in figures.values()) == 8
     assert "8 kills in" in table
     assert "0 lost, 0 mismatches" in table
+
+
+@pytest.mark.slow
+def test_fsdp_start(tmp_path: Path) -> None:
+    table, rows = run("fsdp_start.py", tmp_path / "x.json")
+    assert [row[:2] for row in rows] == [  # type: ignore[misc]
+        [way, process] for way in ("reads once", "all read") for process in (0, 1)
+    ]
+    assert len(table.splitlines()) == 6

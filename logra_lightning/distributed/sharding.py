@@ -69,6 +69,36 @@ def whole(weight: Tensor, rows: Tensor | None = None) -> Tensor:
     return gathered[: weight.shape[0]]
 
 
+@torch.no_grad()
+def rows_from_first_process(weight: DTensor, full: Tensor | None, device: torch.device) -> Tensor:
+    """The rows of a weight that this process holds, sent by process 0, which has all of them.
+
+    Every process must call it. Process 0 needs memory for the whole weight on `device`, all others
+    for their own rows.
+
+    Args:
+        weight: [rows, ...], the sharded weight; only its shape and dtype are looked at.
+        full: [rows, ...], all rows, in process 0; None in all others.
+        device: where to hold the rows.
+
+    Returns:
+        [held rows, ...], a new tensor.
+    """
+    mesh, size = weight.device_mesh, _rows_per_process(weight)
+    held = torch.empty(size, *weight.shape[1:], dtype=weight.dtype, device=device)
+    parts = None
+    if full is not None:
+        padded = full.detach().to(device=device, dtype=weight.dtype).contiguous()
+        missing = size * mesh.size() - weight.shape[0]
+        if missing:
+            padded = torch.cat([padded, padded.new_zeros(missing, *weight.shape[1:])])
+        parts = [part.view(torch.uint8) for part in padded.split(size)]
+    # Sent as bytes, because not every backend can send every dtype.
+    distributed.scatter(held.view(torch.uint8), parts, group=mesh.get_group(), group_src=0)
+    rows = held_rows(weight)
+    return held[: rows.stop - rows.start]
+
+
 def on_first_process(tensor: Tensor) -> Tensor:
     """In process 0 the tensor on the CPU, in all others an empty one, [0], of its dtype."""
     return tensor.cpu() if process_index() == 0 else tensor.new_empty(0, device="cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,43 @@ def load_policy(path: str, **model_kwargs: Any) -> nn.Module:
     dtype = given_dtype(model_kwargs) or torch.get_default_dtype()
     with one_line_errors(path):
         policy = AutoModelForCausalLM.from_pretrained(checked_path(path), dtype=dtype, **options)
+    return _without_dropout(policy)
+
+
+def policy_without_weights(path: str, **model_kwargs: Any) -> nn.Module:
+    """The model that `load_policy` gives, with all weights and buffers on the meta device.
+
+    Its config is read, its weights are not. It has no generation config of its own yet.
+
+    Args:
+        path: folder or hub name.
+        model_kwargs: as for `load_policy`.
+
+    Raises:
+        ValueError: there is no such model, or it cannot be built without its weights.
+    """
+    from transformers import AutoModelForCausalLM, initialization
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    check_model_kwargs(model_kwargs)
+    config, hub = load_config(path, **model_kwargs), hub_options(model_kwargs)
+    names = ("attn_implementation", "experts_implementation")
+    options = {name: model_kwargs[name] for name in names if name in model_kwargs}
+    options["dtype"] = given_dtype(model_kwargs) or torch.get_default_dtype()
+    trusted = hub.pop("trust_remote_code", False)
+    own_code = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    # What from_pretrained builds models in too, for those that compute with a value they made.
+    computing = getattr(initialization, "meta_device_safe_creation_ops", nullcontext)
+    with one_line_errors(path), torch.device("meta"), computing():
+        if own_code and trusted:  # from_config would take the code of the default revision
+            made_by = get_class_from_dynamic_module(own_code, checked_path(path), **hub)
+            policy = made_by._from_config(config, **options)
+        else:
+            policy = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted, **options)
+    return _without_dropout(policy)
+
+
+def _without_dropout(policy: nn.Module) -> nn.Module:
     for module in policy.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

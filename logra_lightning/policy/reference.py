@@ -24,7 +24,7 @@ class Reference:
     def __init__(self, policy: nn.Module) -> None:
         self._policy = policy
         self._start = {
-            name: param.detach().to("cpu", copy=True)
+            name: local(param).to("cpu", copy=True)
             for name, param in policy.named_parameters()
             if param.requires_grad
         }

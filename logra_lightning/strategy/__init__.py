@@ -10,6 +10,7 @@ from logra_lightning.strategy.ddp import SketchDDPStrategy
 from logra_lightning.strategy.fsdp import SketchFSDPStrategy
 from logra_lightning.strategy.mixin import SketchMixin, check_trainer_options
 from logra_lightning.strategy.single import SketchStrategy
+from logra_lightning.strategy.start import load_policy_for
 from logra_lightning.strategy.trained import freeze_others_, tell_what_trains
 
 for _strategy, _description in (
@@ -30,5 +31,6 @@ __all__ = [
     "SketchStrategy",
     "check_trainer_options",
     "freeze_others_",
+    "load_policy_for",
     "tell_what_trains",
 ]

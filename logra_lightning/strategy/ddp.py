@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
-from logra_lightning.distributed.processes import copy_from_first_process_
+from logra_lightning.distributed.processes import backend_for, copy_from_first_process_
 from logra_lightning.strategy.mixin import SketchMixin
 
 
@@ -20,8 +20,8 @@ class SketchDDPStrategy(SketchMixin, DDPStrategy):
     module has to divide its loss by the number of tokens that all processes train in the step.
 
     Args:
-        process_group_backend: how processes talk to each other; when left out, `nccl` on CUDA and
-            `gloo` on CPUs.
+        process_group_backend: how processes talk to each other; when left out, `gloo` on CPUs, and
+            on CUDA `cpu:gloo,cuda:nccl`, which was not run: tensors by nccl, all else by gloo.
         timeout_s: seconds that a process waits for the others before it fails.
         options: `rank`, `targets` and the other options of `SketchMixin`, and what the Trainer
             passes to every strategy.
@@ -40,6 +40,10 @@ class SketchDDPStrategy(SketchMixin, DDPStrategy):
             timeout=timedelta(seconds=timeout_s),
             **options,
         )
+
+    def _get_process_group_backend(self) -> str:
+        backend = self._process_group_backend or backend_for(self.root_device)
+        return backend or super()._get_process_group_backend()
 
     def configure_ddp(self) -> None:
         """Give every process the weights and buffers of process 0.

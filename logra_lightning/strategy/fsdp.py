@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from logra_lightning.distributed.processes import copy_from_first_process_
+from logra_lightning.distributed.processes import backend_for, copy_from_first_process_
 from logra_lightning.distributed.sharding import (
     held_rows,
     is_cut_by_rows,
@@ -43,15 +43,16 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
 
     The models of `transformers` in the module are sharded layer by layer. Embeddings and head are
     gathered apart from the layers, and together where they are tied. A module that calls
-    `fully_shard` itself, in `configure_model`, is left as it is.
+    `fully_shard` itself, in `configure_model`, is left as it is. `load_policy_for` reads a model in
+    process 0 alone.
 
     Processes run their forward passes together, so all of them must run the same number;
     `PolicyModule` sees to it. Checkpoints are one file that process 0 writes, and any of our
     strategies can load it.
 
     Args:
-        process_group_backend: how processes talk to each other; when left out, `nccl` on CUDA and
-            `gloo` on CPUs.
+        process_group_backend: how processes talk to each other; when left out, `gloo` on CPUs, and
+            on CUDA `cpu:gloo,cuda:nccl`, which was not run: tensors by nccl, all else by gloo.
         timeout_s: seconds that a process waits for the others before it fails.
         options: `rank`, `targets` and the other options of `SketchMixin`.
 
@@ -68,6 +69,7 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
         timeout_s: float = 1800.0,
         **options: Any,
     ) -> None:
+        self._shared: list[Any] = []  # sharded, and not yet made ready to run
         if Version(torch.__version__).release < (2, 13):  # older ones cannot run a head apart
             raise ValueError(f"sketch_fsdp needs torch 2.13 or newer, this is {torch.__version__}")
         super().__init__(
@@ -78,6 +80,10 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
             timeout=timedelta(seconds=timeout_s),
             **options,
         )
+
+    def _get_process_group_backend(self) -> str:
+        backend = self._process_group_backend or backend_for(self.root_device)
+        return backend or super()._get_process_group_backend()
 
     def setup_environment(self) -> None:
         # Lightning's "auto" would mean tensor parallelism within a node.
@@ -93,6 +99,17 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
             loop.inference_mode = False
         trainer.fit_loop.epoch_loop.val_loop.inference_mode = False
 
+    def share_out(self, model: Any) -> None:
+        """Shard a `transformers` model of the module; its weights may be on the meta device.
+
+        What is on the meta device must have been filled when the strategy is set up.
+
+        Raises:
+            ValueError: the model does not say what its layers are.
+        """
+        shard_(model, self.device_mesh["data_parallel"])
+        self._shared.append(model)
+
     def model_to_device(self) -> None:
         """Shard the weights, then move the rest to the device.
 
@@ -101,8 +118,15 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
         module = self._module
         if self._is_fitting:
             self.freeze_targets()  # FSDP asks only once which weights get a gradient
-        if not parts_of(module):
-            shard_(module, self.device_mesh["data_parallel"])
+        if self._shared or not parts_of(module):  # else the module has called fully_shard itself
+            for model in _models_of(module):
+                if not parts_of(model):
+                    self.share_out(model)
+        super().model_to_device()  # here FSDP notes that other weights are in the place of its own
+        for model in self._shared:
+            # Without this, the first module that runs would take itself for the outermost.
+            model._get_fsdp_state()._lazy_init()
+        self._shared.clear()
         for part in parts_of(module):
             # Sum gradients, since losses divide by the tokens of the whole step. A plain sum, since
             # gloo knows no other.
@@ -110,7 +134,6 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
             part.set_force_sum_reduction_for_comms(True)
             part.set_reduce_scatter_unused_params(True)  # another process may have used them
         _check_placements(module, self.world_size)
-        super().model_to_device()
         rest = [p.data for p in module.parameters() if not is_sharded(p)]
         copy_from_first_process_(rest + list(module.buffers()))
 
@@ -165,45 +188,45 @@ class SketchFSDPStrategy(SketchMixin, ModelParallelStrategy):
         return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
 
 
-def shard_(module: LightningModule, mesh: DeviceMesh) -> None:
-    """Shard the `transformers` models in a module, layer by layer.
+def shard_(model: Any, mesh: DeviceMesh) -> None:
+    """Shard a `transformers` model, layer by layer; its weights may be on the meta device.
 
     Args:
-        module: module in which the models are looked for.
+        model: the model.
         mesh: the processes that share the weights.
 
     Raises:
-        ValueError: there is no such model, or one that does not say what its layers are.
+        ValueError: it does not say what its layers are.
     """
+    names = set(model._no_split_modules or ())
+    # Where one layer lies in another, FSDP wants the inner one first.
+    layers = [m for m in reversed(list(model.modules())) if type(m).__name__ in names]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} does not say what its layers are (_no_split_modules), so "
+            f"sketch_fsdp cannot shard it: call torch.distributed.fsdp.fully_shard in "
+            f"configure_model"
+        )
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = head is not None and head.weight is embedding.weight
+    ends = [[embedding, head]] if is_tied else [[embedding], *([[head]] if head else [])]
+    tops = [[model.base_model], *([[model]] if model.base_model is not model else [])]
+    for group in [*([layer] for layer in layers), *ends, *tops]:
+        # Reshard the outermost group too: what it kept gathered would soon be old.
+        fully_shard(group if len(group) > 1 else group[0], mesh=mesh, reshard_after_forward=True)
+    if not is_tied:
+        embedding.set_unshard_in_backward(False)  # its gradient needs no weight
+
+
+def _models_of(module: LightningModule) -> list[Any]:
+    """The outermost `transformers` models in a module; ValueError where there is none."""
     models = list(_models(module))
     if not models:
         raise ValueError(
             f"sketch_fsdp found no transformers model in {type(module).__name__}: call "
             f"torch.distributed.fsdp.fully_shard in its configure_model"
         )
-    for model in models:
-        names = set(model._no_split_modules or ())
-        # Where one layer lies in another, FSDP wants the inner one first.
-        layers = [m for m in reversed(list(model.modules())) if type(m).__name__ in names]
-        if not layers:
-            raise ValueError(
-                f"{type(model).__name__} does not say what its layers are (_no_split_modules), so "
-                f"sketch_fsdp cannot shard it: call torch.distributed.fsdp.fully_shard in "
-                f"configure_model"
-            )
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        is_tied = head is not None and head.weight is embedding.weight
-        ends = [[embedding, head]] if is_tied else [[embedding], *([[head]] if head else [])]
-        tops = [[model.base_model], *([[model]] if model.base_model is not model else [])]
-        for group in [*([layer] for layer in layers), *ends, *tops]:
-            # Reshard the outermost group too: what it kept gathered would soon be old.
-            fully_shard(
-                group if len(group) > 1 else group[0], mesh=mesh, reshard_after_forward=True
-            )
-        if not is_tied:
-            embedding.set_unshard_in_backward(False)  # its gradient needs no weight
-        # Without this, the first module that runs would take itself for the outermost.
-        model._get_fsdp_state()._lazy_init()
+    return models
 
 
 def _check_placements(module: nn.Module, processes: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 from logra_lightning.checkpoints.checkpoint_io import AtomicCheckpointIO
 from logra_lightning.distributed.gradients import sum_dense_gradients_
 from logra_lightning.distributed.processes import (
+    leave_group_at_exit,
     num_processes,
     of_all_processes,
     sum_over_processes_,
@@ -30,6 +32,7 @@ from logra_lightning.optim.row_adam import RowAdam
 from logra_lightning.sketch.bank import SketchBank
 from logra_lightning.sketch.capture import SketchCapture
 from logra_lightning.sketch.targets import find_targets
+from logra_lightning.strategy.agreement import EVERY_STEPS, check_same_update
 from logra_lightning.strategy.parent_watch import exit_with_parent
 
 SUPPORTED_PRECISION = ("32-true", "bf16-mixed", "bf16-true")
@@ -63,6 +66,7 @@ class SketchMixin(Strategy):
     shards_weights = False
     _capture: SketchCapture | None = None
     _sketched: dict[str, nn.Linear] | None = None
+    _has_compared = False
 
     def __init__(
         self,
@@ -103,6 +107,8 @@ class SketchMixin(Strategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
+        if torch.distributed.is_initialized() and self.root_device.type == "cuda":
+            leave_group_at_exit()
         environment = getattr(self, "cluster_environment", None)
         if isinstance(environment, LightningEnvironment) and environment.local_rank() > 0:
             exit_with_parent()  # process 0 started this one, so no launcher watches both
@@ -166,12 +172,22 @@ class SketchMixin(Strategy):
         model: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Take a step with what all processes have summed, then set the sketches to zero."""
+        """Take a step with what all processes have summed, then set the sketches to zero.
+
+        Raises:
+            RuntimeError: processes hold different weights or made different updates, which is
+                looked at in the first step of a run and in each 100th.
+        """
         self.sum_gradients(optimizer)
         result = super().optimizer_step(optimizer, closure, model, **kwargs)
         assert self.sketches is not None
-        assert self.sketches.step is not None
-        self.sketches.begin_step(self.sketches.step + 1)
+        step = self.sketches.step
+        assert step is not None
+        if step % EVERY_STEPS == 0 or not self._has_compared:
+            # By the step, which is the same in all processes whatever else differs.
+            check_same_update(self._module, getattr(optimizer, "factors", None), step)
+            self._has_compared = True
+        self.sketches.begin_step(step + 1)
         return result
 
     def sum_gradients(self, optimizer: Optimizer) -> None:
@@ -199,6 +215,7 @@ class SketchMixin(Strategy):
             module.weight.requires_grad_(True)
         self._sketched = None
         self._capture = None
+        self._has_compared = False
         self.sketches = None
         super().teardown()
 

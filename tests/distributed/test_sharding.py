@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from logra_lightning.distributed.sharding import (
     is_sharded,
     local,
     on_first_process,
+    rows_from_first_process,
     squared_norms,
     whole,
 )
@@ -60,6 +63,26 @@ def hold_all_rows() -> None:
 @pytest.mark.dist
 def test_two_processes_hold_all_rows_between_them(two_processes: TwoProcesses) -> None:
     two_processes.run(hold_all_rows)
+
+
+def receive_rows() -> None:
+    process = torch.distributed.get_rank()
+    mesh = init_device_mesh("cpu", (2,))
+    for shape in ((1, 3), (2, 3), (5, 3), (8, 3), (7,), (5, 2, 3)):
+        for dtype in (torch.float32, torch.bfloat16):
+            full = torch.arange(-30, 30, dtype=dtype)[: math.prod(shape)].view(shape)
+            layer = nn.Module()
+            layer.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
+            fully_shard(layer, mesh=mesh)
+            given = full if process == 0 else None
+            rows = rows_from_first_process(layer.weight, given, torch.device("cpu"))
+            assert torch.equal(rows, full[held_rows(layer.weight)])
+            assert rows.dtype == dtype
+
+
+@pytest.mark.dist
+def test_process_0_sends_each_process_its_rows(two_processes: TwoProcesses) -> None:
+    two_processes.run(receive_rows)
 
 
 def test_a_plain_weight_is_held_whole() -> None:

@@ -30,6 +30,7 @@ from logra_lightning.policy.load import (
     load_policy,
     plain_layers,
     policy_source,
+    policy_without_weights,
     stop_token_ids,
 )
 from logra_lightning.sketch import DEFAULT_TARGETS
@@ -49,6 +50,20 @@ def test_dropout_is_off_although_the_model_is_in_training_mode(tmp_path: Path) -
 def test_dtype_is_torchs_default_unless_given() -> None:
     assert load_policy(str(TINY_POLICY)).dtype == torch.float32
     assert load_policy(str(TINY_POLICY), dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_a_policy_without_weights_needs_its_config_alone(tmp_path: Path) -> None:
+    make_llama(attention_dropout=0.5).config.save_pretrained(tmp_path)
+    options = {"attn_implementation": "eager", "dtype": "bfloat16"}
+    policy = policy_without_weights(str(tmp_path), num_hidden_layers=1, **options)
+    assert {p.device.type for p in policy.parameters()} == {"meta"}
+    assert {p.dtype for p in policy.parameters()} == {torch.bfloat16}
+    assert policy.config._attn_implementation == "eager"
+    assert policy.config.num_hidden_layers == 1
+    assert policy.training
+    assert policy.model.layers[0].self_attn.attention_dropout == 0
+    with pytest.raises(ValueError, match="there is no model folder"):
+        policy_without_weights(str(tmp_path / "nowhere"))
 
 
 def test_stop_tokens_and_context_of_the_tiny_policy() -> None:
