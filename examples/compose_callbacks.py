@@ -27,7 +27,7 @@ from logra_lightning import (
 )
 from logra_lightning.engines import Engine
 from logra_lightning.kl import KLProbe
-from logra_lightning.policy.load import freeze_, load_policy, plain_attention
+from logra_lightning.policy.load import freeze_, load_policy, plain_layers
 from logra_lightning.tokenizer import load_tokenizer
 
 MODEL = str(Path(__file__).parent / "tiny_policy")
@@ -89,7 +89,7 @@ class Reinforce(LightningModule):
     def kl_probe(self, num_rollouts: int, max_tokens: int) -> KLProbe:
         """For KLBudget: where it takes the KL of a step."""
         rows = torch.arange(0, len(self.tokens), max(1, len(self.tokens) // num_rollouts))
-        prepared = partial(plain_attention, self.policy)
+        prepared = partial(plain_layers, self.policy)
         return KLProbe(self.policy, [partial(self.hidden, rows)], self.logits, prepared)
 
     def ready_engine(self) -> Engine:

@@ -22,6 +22,14 @@ WIDE = {
 }
 
 
+@pytest.mark.slow
+def test_what_vllm_holds_in_another_form_is_refused() -> None:
+    # Before the others: while their engine runs, no second one starts.
+    engine = make_engine()
+    with pytest.raises(ValueError, match=r"one by one.*mamba\.mamba.*TorchEngine"):
+        engine.start(make_hybrid("FalconH1Config").to(torch.bfloat16), [1])
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[VLLMEngine, Trainer]]:
     trainer = Trainer(make_hybrid("Qwen3_5TextConfig", **WIDE).to(torch.bfloat16))
@@ -46,10 +54,3 @@ def test_bits_are_equal_after_300_factor_syncs(served: tuple[VLLMEngine, Trainer
     assert engine.policy_version == 300
     assert engine.differing(trainer.weights()) == []
     assert errors(engine, trainer.policy).mean() < 0.02
-
-
-@pytest.mark.slow
-def test_what_vllm_holds_in_another_form_is_refused() -> None:
-    engine = make_engine()
-    with pytest.raises(ValueError, match=r"one by one.*mamba\.mamba.*TorchEngine"):
-        engine.start(make_hybrid("FalconH1Config").to(torch.bfloat16), [1])
