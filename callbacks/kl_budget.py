@@ -23,7 +23,7 @@ from logra_lightning.kl.budget import (
 )
 from logra_lightning.kl.float32_weights import exact_forwards
 from logra_lightning.kl.kl_probe import KLProbe, first_not_finite
-from logra_lightning.kl.step_kl import DifferenceKL, MidpointKL, StepKL
+from logra_lightning.kl.step_kl import DifferenceKL, StepKL, TangentKL
 from logra_lightning.optim.proposal import Proposal
 from logra_lightning.optim.row_adam import RowAdam, row_adam_of
 
@@ -244,7 +244,7 @@ class KLBudget(Callback):
         is_fp32 = trainer.precision == "32-true" and all(w.dtype == torch.float32 for w in weights)
         if self.method == "forward_ad" and not is_fp32:
             forward_context = trainer.precision_plugin.forward_context
-            return MidpointKL(probe, proposal, sketches), _as_it_trains(probe, forward_context)
+            return TangentKL(probe, proposal, sketches), _as_it_trains(probe, forward_context)
         kind = DifferenceKL if self.method == "finite_difference" else StepKL
         return kind(probe, proposal, sketches), exact_forwards(probe, optimizer.residual)
 

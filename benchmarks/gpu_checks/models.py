@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from logra_lightning.kl.float32_weights import exact_forwards
-from logra_lightning.kl.step_kl import MidpointKL, StepKL
+from logra_lightning.kl.step_kl import StepKL, TangentKL
 from logra_lightning.optim import Proposal
 from logra_lightning.policy import checkpoint_activations_
 from logra_lightning.rollout import rollout_probe
@@ -112,7 +112,7 @@ def kl(report: Any) -> None:
             }
             proposal = Proposal(scales, {}, 0.0, 1.0)
             probe = rollout_probe(model, rollouts, temperature=0.8, device=report.device)
-            ours, oracle = (kind(probe, proposal, sketches) for kind in (MidpointKL, StepKL))
+            ours, oracle = (kind(probe, proposal, sketches) for kind in (TangentKL, StepKL))
             with probe.prepared(), context():
                 q = ours.predict()
             with exact_forwards(probe, lambda _: None):

@@ -1,7 +1,7 @@
 """The KL of an update that is not made yet (row 6 of docs/method.md).
 
 In fp32 it is that of two forward passes, before and after. In bf16 these differ by rounding noise
-far larger than a small update; there it is taken by a tangent halfway along the update.
+far larger than a small update; there it is taken by derivatives at two points of the update.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from logra_lightning.kl.kl_probe import KLProbe
 from logra_lightning.kl.predicted_kl import logit_tangents
+
+LATER = 2 / 3  # where along the update the second of two derivatives is taken
 
 
 @torch.no_grad()
@@ -42,26 +44,28 @@ def measured_kl(
 
 
 @torch.no_grad()
-def midpoint_kl(
+def tangent_kl(
     probe: KLProbe,
-    old: Sequence[Tensor],
-    halfway: Sequence[tuple[Tensor, Tensor]],
+    start: Sequence[tuple[Tensor, Tensor]],
+    later: Sequence[tuple[Tensor, Tensor]],
     *,
+    scale: float,
     chunk_tokens: int | None = None,
 ) -> Tensor:
-    r"""The sum of KL(old || new) over the tokens, with the change of the logits by a midpoint rule.
+    r"""The sum of KL(old || new) over the tokens, with the change of the logits by two derivatives.
 
     .. math:: \mathrm{KL}(\mathrm{softmax}(z) \,\|\, \mathrm{softmax}(z + dz)), \qquad
-        dz = J(W + dW / 2)[dW]
+        dz = \tfrac14 J(W)[dW] + \tfrac34 J(W + \tfrac23 dW)[dW]
 
-    The change of the logits is the integral of their derivative along the update; the midpoint
-    rule leaves an error of third order in its size.
+    The change of the logits is the integral of their derivative along the update. Radau's rule with
+    two points is exact where the derivative changes as a polynomial of second degree.
 
     Args:
         probe: turns hidden states into logits.
-        old: hidden states [T, H] of each forward pass before the update.
-        halfway: hidden states [T, H] after half the update and their derivatives [T, H] along all
-            of it, from `tangents(..., at=0.5)`.
+        start: hidden states [T, H] of each forward pass before the update, and their derivatives
+            [T, H] along the update of scale 1, from `tangents`.
+        later: the same after `LATER` of the update that is measured, along all of that update.
+        scale: the scale of the update that is measured.
         chunk_tokens: as in `measured_kl`.
 
     Returns:
@@ -69,14 +73,16 @@ def midpoint_kl(
     """
     total = torch.zeros((), dtype=torch.float64, device=probe.device)
     count = 0
-    for before, (hidden, tangent) in zip(old, halfway, strict=True):
-        chunk = chunk_tokens or probe.chunk_tokens(before)
-        parts = (tensor.split(chunk) for tensor in (before, hidden, tangent))
-        for a, h, dh in zip(*parts, strict=True):
-            z = probe.logits(a).to(torch.float64)
-            dz = logit_tangents(probe, h, dh)[1].to(torch.float64)
+    for pairs in zip(start, later, strict=True):
+        tensors = [tensor for pair in pairs for tensor in pair]
+        chunk = chunk_tokens or probe.chunk_tokens(tensors[0])
+        for h0, dh0, h1, dh1 in zip(*(tensor.split(chunk) for tensor in tensors), strict=True):
+            z, dz0 = logit_tangents(probe, h0, dh0)
+            dz1 = logit_tangents(probe, h1, dh1)[1]
+            z = z.to(torch.float64)
+            dz = dz0.to(torch.float64) * (scale / 4) + dz1.to(torch.float64) * 0.75
             total += kl_divergence(z, z + dz).sum()
-            count += a.shape[0]
+            count += h0.shape[0]
     return torch.stack([total, total.new_tensor(count)])
 
 

@@ -1,6 +1,6 @@
 """The KL of the pending step: predicted, then measured at the scales that are tried.
 
-Three ways to take it, each a class: `StepKL` in fp32, `MidpointKL` in the policy's own dtype, and
+Three ways to take it, each a class: `StepKL` in fp32, `TangentKL` in the policy's own dtype, and
 `DifferenceKL` for models with an operation that has no forward-mode derivative.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from logra_lightning.distributed.processes import sum_over_processes_
 from logra_lightning.kl.inject import Change
 from logra_lightning.kl.kl_probe import KLProbe
-from logra_lightning.kl.measured_kl import measured_kl, midpoint_kl
+from logra_lightning.kl.measured_kl import LATER, measured_kl, tangent_kl
 from logra_lightning.kl.predicted_kl import (
     difference_step,
     finite_differences,
@@ -39,25 +39,26 @@ class StepKL:
         sketches: the sketched layers.
 
     Attributes:
-        old: hidden states [T, H] of each forward pass before the step; filled by `predict`.
+        start: hidden states [T, H] of each forward pass before the step, and their derivatives
+            [T, H] along the step of scale 1; filled by `predict`.
     """
 
     def __init__(self, probe: KLProbe, proposal: Proposal, sketches: SketchBank) -> None:
         self.probe = probe
-        self.old: list[Tensor] = []
+        self.start: list[tuple[Tensor, Tensor]] = []
         self._proposal = proposal
         self._sketches = sketches
 
     def predict(self) -> float:
         """q, the predicted KL of a step of scale 1, in nats per token; called before `measure`."""
-        pairs = tangents(self.probe, self._whole())
-        self.old = [hidden for hidden, _ in pairs]
-        return mean_of_all_processes(predicted_kl(self.probe, pairs))
+        self.start = tangents(self.probe, self._whole())
+        return mean_of_all_processes(predicted_kl(self.probe, self.start))
 
     def measure(self, scale: float) -> float:
         """KL(old || new) of the update at this step scale, in nats per token."""
+        old = [hidden for hidden, _ in self.start]
         new = self.probe.hidden(self.changes(scale))
-        return mean_of_all_processes(measured_kl(self.probe, self.old, new))
+        return mean_of_all_processes(measured_kl(self.probe, old, new))
 
     def measure_within(
         self, precision: Callable[[], AbstractContextManager[None]], scale: float
@@ -87,16 +88,16 @@ class StepKL:
         return [Change(layer, partial(direction, layer), rate) for layer in self._sketches]
 
 
-class MidpointKL(StepKL):
+class TangentKL(StepKL):
     """Takes the KL of the step in the policy's own dtype: no weight is ever widened to fp32.
 
     Tangents are relative to the update, so bf16 costs them a few percent at any size of the step.
     """
 
     def measure(self, scale: float) -> float:
-        """KL(old || new) of the update at this step scale, by the midpoint rule."""
-        halfway = tangents(self.probe, self.changes(scale), at=0.5)
-        return mean_of_all_processes(midpoint_kl(self.probe, self.old, halfway))
+        """KL(old || new) of the update at this step scale, by derivatives at two points of it."""
+        later = tangents(self.probe, self.changes(scale), at=LATER)
+        return mean_of_all_processes(tangent_kl(self.probe, self.start, later, scale=scale))
 
 
 class DifferenceKL(StepKL):
@@ -106,7 +107,8 @@ class DifferenceKL(StepKL):
         """q, approximately; called before `measure`."""
         changes = self._whole()
         pairs = finite_differences(self.probe, changes, step=difference_step(changes))
-        self.old = self.probe.hidden()
+        derivatives = [tangent for _, tangent in pairs]
+        self.start = list(zip(self.probe.hidden(), derivatives, strict=True))
         return mean_of_all_processes(predicted_kl(self.probe, pairs))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 
 from logra_lightning.kl import KLProbe
-from logra_lightning.kl.measured_kl import measured_kl, midpoint_kl
+from logra_lightning.kl.measured_kl import measured_kl, tangent_kl
 from logra_lightning.kl.predicted_kl import (
     difference_step,
     finite_differences,
@@ -150,7 +150,7 @@ def test_logits_of_all_tokens_never_exist_at_once() -> None:
     states = torch.randn(tokens, 16, generator=torch.Generator().manual_seed(1))
     predicted_kl(probe, [(states, states)])
     measured_kl(probe, [states], [states])
-    midpoint_kl(probe, [states], [(states, states)])
+    tangent_kl(probe, [(states, states)], [(states, states)], scale=1.0)
     assert max(sizes) == 55  # 55 x 151,936 x 8 bytes are 64 MiB
     assert probe.chunk_tokens(states[:0]) == 1
 
