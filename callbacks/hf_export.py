@@ -20,6 +20,7 @@ from logra_lightning.policy.hf_folder import (
     check_output_dir,
     write_folder,
 )
+from logra_lightning.policy.other_parts import layout_of
 from logra_lightning.sketch.projection import canonical_name
 
 
@@ -74,7 +75,8 @@ class HFExport(Callback):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         policy, _ = _policy_and_tokenizer(pl_module)
-        self._layout = Layout(policy.config)
+        options = getattr(pl_module, "model_kwargs", None) or {}
+        self._layout = layout_of(policy.config, policy.config._name_or_path, options)
         weights = _weights(policy)
         self._layout.check(weights)
         for name, weight in weights.items():

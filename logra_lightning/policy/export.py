@@ -26,6 +26,7 @@ from logra_lightning.policy.hf_folder import (
     write_folder,
 )
 from logra_lightning.policy.load import load_config
+from logra_lightning.policy.other_parts import layout_of
 from logra_lightning.sketch.projection import canonical_name
 from logra_lightning.tokenizer import load_tokenizer
 
@@ -62,8 +63,14 @@ def export_checkpoint(
     check_output_dir(output_dir)
     checkpoint = _read(checkpoint_at(ckpt_path))
     weights = _policy_weights(checkpoint, ckpt_path)
-    config, generation_config, tokenizer = _parts(checkpoint, ckpt_path, model, trust_remote_code)
-    layout = Layout(config)
+    source = checkpoint.get("policy_source")
+    where = _where(source, ckpt_path, model)
+    # Of another folder or hub name, the revision and the rest need not exist.
+    options = source["options"] if source is not None and model is None else {}
+    options = options | {"trust_remote_code": trust_remote_code}
+    tokenizer = load_tokenizer(where, **options)
+    config, generation_config = _configs(source, where, options, model)
+    layout = layout_of(config, where, options)
     layout.check(weights)
     for name, other in layout.ties.items():
         if name in weights and not torch.equal(weights[name], weights[other]):
@@ -111,29 +118,21 @@ def _policy_weights(checkpoint: dict[str, Any], path: str) -> dict[str, Tensor]:
     }
 
 
-def _parts(
-    checkpoint: dict[str, Any], path: str, model: str | None, trust_remote_code: bool
-) -> tuple[Any, Any, Any]:
-    """The config, the generation config (None for the default one) and the tokenizer."""
+def _configs(
+    source: dict[str, Any] | None, where: str, options: Mapping[str, Any], model: str | None
+) -> tuple[Any, Any]:
+    """The policy's config, and its generation config (None for the default one)."""
     from transformers import CONFIG_MAPPING, GenerationConfig
 
-    source = checkpoint.get("policy_source")
-    where = _where(source, path, model)
-    # Of another folder or hub name, the revision and the rest need not exist.
-    options = source["options"] if source is not None and model is None else {}
-    options = options | {"trust_remote_code": trust_remote_code}
-    tokenizer = load_tokenizer(where, **options)
     if source is None:
-        config, generation_config = _configs_of(where, options)
-    else:
-        saved = json.loads(source["config"])
-        if saved["model_type"] not in CONFIG_MAPPING:
-            raise ValueError(f"transformers has no model of the type {saved['model_type']!r}")
-        config = CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
-        generation_config = GenerationConfig.from_dict(json.loads(source["generation_config"]))
-        if model is not None:
-            _check_same_model(config, load_config(where, **options), model)
-    return config, generation_config, tokenizer
+        return _configs_of(where, options)
+    saved = json.loads(source["config"])
+    if saved["model_type"] not in CONFIG_MAPPING:
+        raise ValueError(f"transformers has no model of the type {saved['model_type']!r}")
+    config = CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
+    if model is not None:
+        _check_same_model(config, load_config(where, **options), model)
+    return config, GenerationConfig.from_dict(json.loads(source["generation_config"]))
 
 
 def _where(source: dict[str, Any] | None, path: str, model: str | None) -> str:

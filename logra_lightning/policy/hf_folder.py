@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -87,6 +87,21 @@ class Layout:
         """Raise ValueError unless these are the weights of the model, tied ones once or twice."""
         found = {n: shape for n, shape in _shapes(weights).items() if n not in self.ties}
         _check_same(found, self.shapes, f"the weights are not those of a {self.architecture}")
+
+    def others(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights to write beside the policy's, with their names in the files; here none."""
+        return iter(())
+
+    def copy_files(self, folder: Path) -> None:
+        """Add the files that belong to the others and hold no weights; here none."""
+
+    def expected(self, config: Any) -> dict[str, tuple[int, ...]]:
+        """Shape of each weight that files have to hold, by its name there.
+
+        Args:
+            config: the config that was written beside them.
+        """
+        return Layout(config).files
 
 
 @dataclass(frozen=True)
@@ -185,13 +200,16 @@ def write_folder(
             for stored_name, stored in layout.stored({name: _cast(weight, dtype)}).items():
                 shards.add(stored_name, stored)
             del weight, stored
+        for name, weight in layout.others():
+            shards.add(name, _cast(weight, dtype))
         shards.close()
         # Of several dtypes the widest: no value changes when weights are read into it.
         found = reduce(torch.promote_types, shards.dtypes)
         layout.config.dtype = found
         layout.config.architectures = [layout.architecture]
         layout.config.save_pretrained(draft)
-        _check_written(draft)
+        layout.copy_files(draft)
+        _check_written(draft, layout)
         if folder.exists():
             folder.rmdir()
         draft.rename(folder)
@@ -262,7 +280,7 @@ def _cast(weight: Tensor, dtype: DType) -> Tensor:
     return weight.to(_DTYPES[dtype])
 
 
-def _check_written(folder: Path) -> None:
+def _check_written(folder: Path, layout: Layout) -> None:
     """Compare names and shapes in the written files with those that the written config needs."""
     from transformers import AutoConfig
 
@@ -270,7 +288,7 @@ def _check_written(folder: Path) -> None:
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    expected = Layout(AutoConfig.from_pretrained(folder)).files
+    expected = layout.expected(AutoConfig.from_pretrained(folder))
     _check_same(found, expected, "the files are not what their config asks for", RuntimeError)
 
 
