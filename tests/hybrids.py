@@ -38,6 +38,13 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "Qwen3NextConfig": _DELTA_NET | {"num_experts": 0, "mlp_only_layers": [0, 1, 2, 3]},
     "FalconH1Config": _MAMBA,
 }
+# vLLM's kernel for CPUs takes heads of 128, in bf16.
+WIDE: dict[str, Any] = {
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+}
 
 
 def make_hybrid(config: str, **options: Any) -> nn.Module:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ from lightning.pytorch import Callback
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from logra_lightning import KLBudget, PolicyModule, PromptDataModule, SketchAccumulation
+from logra_lightning.callbacks import EngineCheck, WeightSync
+from logra_lightning.engines import Engine, VLLMEngine
 from logra_lightning.policy.export import export_checkpoint
 from tests.conftest import TINY_POLICY, write_sums
-from tests.hybrids import HYBRIDS, make_hybrid
+from tests.hybrids import HYBRIDS, WIDE, make_hybrid
 from tests.runs import policy, trainer, weights
 
 pytestmark = [
@@ -34,23 +38,33 @@ class Logged(Callback):
         self.values = {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
+def save(folder: Path, family: str, **options: Any) -> str:
+    tokenizer = AutoTokenizer.from_pretrained(TINY_POLICY)
+    make_hybrid(family, vocab_size=len(tokenizer), **options).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    made = tmp_path_factory.mktemp(request.param)
-    tokenizer = AutoTokenizer.from_pretrained(TINY_POLICY)
-    make_hybrid(request.param, vocab_size=len(tokenizer)).save_pretrained(made)
-    tokenizer.save_pretrained(made)
-    return str(made)
+    return save(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def fit(
-    where: Path, folder: str, steps: int, *, ckpt_path: Path | None = None, **options: Any
+    where: Path,
+    folder: str,
+    steps: int,
+    *,
+    ckpt_path: Path | None = None,
+    engine: Engine | None = None,
+    more: Sequence[Callback] = (),
+    **options: Any,
 ) -> tuple[PolicyModule, dict[str, float], Any]:
     logged = Logged()
     budget = KLBudget(1e-3, 1e-3, **{"probe_rollouts": 64} | options.pop("budget", {}))
-    callbacks = [SketchAccumulation(), budget, logged]
+    callbacks = [SketchAccumulation(), budget, *more, logged]
     run = trainer(where, steps, callbacks=callbacks, **options)
-    module = policy(model=folder, group_size=4)
+    module = policy(model=folder, group_size=4, **({"engine": engine} if engine else {}))
     path = write_sums(where / "sums.jsonl", 24)
     data = PromptDataModule(path, folder, prompts_per_step=4)
     run.fit(module, datamodule=data, ckpt_path=ckpt_path)
@@ -84,3 +98,21 @@ def test_a_run_resumes_bit_for_bit_and_exports(folder: str, tmp_path: Path) -> N
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").state_dict()
     for name, value in exported.items():
         assert torch.equal(value, expected[f"policy.{name}"]), name
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.parametrize("mode", ["factors", "shared"])
+def test_vllm_agrees_with_the_policy_before_and_after_updates(
+    tmp_path: Path, mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("vllm")
+    folder = save(tmp_path / "model", "Qwen3_5TextConfig", **WIDE)
+    engine = VLLMEngine(kv_cache_memory_bytes=1 << 24, engine_args={"max_num_seqs": 16})
+    check = EngineCheck(every_n_steps=1)
+    more = [WeightSync(mode=mode), check]
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        fit(tmp_path, folder, 3, precision="bf16-true", engine=engine, more=more)
+    told = [r.getMessage() for r in caplog.records if r.getMessage().startswith("EngineCheck")]
+    assert len(told) == 3  # before each step
+    assert all(float(re.search(r"absolute difference (\S+),", t)[1]) < 0.02 for t in told)

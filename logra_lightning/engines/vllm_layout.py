@@ -19,7 +19,7 @@ class HeldWeight:
     Args:
         shape: shape of the whole weight, (d, k), (d,), or that of a convolution, (d, 1, w).
         blocks: the parts that this worker holds. It is one block, unless the policy itself fuses
-            weights whose rows tensor parallelism deals out piece by piece.
+            weights whose rows tensor parallelism deals out among several workers piece by piece.
     """
 
     shape: tuple[int, ...]
@@ -70,11 +70,16 @@ def _weights_in(
     engine_row = 0
     for name, count in counts.items():
         parts = list(islice(left, count))
-        before, blocks = 0, []
+        before = 0
+        rows: list[tuple[int, int, int]] = []  # of each block: engine's first, weight's first, size
         for part in parts:
             row = before + part.start
-            blocks.append(Block(f"{prefix}.{leaf}", engine_row, row, part.size, column, columns))
+            if rows and row == rows[-1][1] + rows[-1][2]:  # as one piece it can be shared
+                rows[-1] = (*rows[-1][:2], rows[-1][2] + part.size)
+            else:
+                rows.append((engine_row, row, part.size))
             before, engine_row = before + part.full, engine_row + part.size
+        blocks = [Block(f"{prefix}.{leaf}", *place, column, columns) for place in rows]
         shape = (before, *(parameter.shape[1:] if full_columns is None else [full_columns]))
         yield (
             f"{parent}.{name}.{leaf}" if parent else f"{name}.{leaf}",

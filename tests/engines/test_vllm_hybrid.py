@@ -8,18 +8,11 @@ import pytest
 import torch
 
 from logra_lightning.engines import VLLMEngine
-from tests.hybrids import make_hybrid
+from tests.hybrids import WIDE, make_hybrid
 from tests.tiny_vllm import Trainer, errors, make_engine
 
 pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm")
-# vLLM's kernel for CPUs takes heads of 128, in bf16.
-WIDE = {
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 2,
-}
 
 
 @pytest.mark.slow

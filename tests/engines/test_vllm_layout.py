@@ -126,3 +126,11 @@ def test_a_policy_may_fuse_them_as_the_engine_does() -> None:
     assert held.shape == (24, 10)
     pieces = [(block.row, block.rows, block.engine_row) for block in held.blocks]
     assert pieces == [(6, 6, 0), (15, 3, 6), (21, 3, 9)]
+
+
+def test_what_one_worker_holds_of_it_is_one_piece_that_can_be_shared() -> None:
+    """Phi-3's `qkv_proj`, and `in_proj_qkv` beside `in_proj_z` in `in_proj_qkvz` of Qwen3.5."""
+    model = Model(0, 1)
+    model.packed_modules_mapping = {}
+    (block,) = layout_of(model)["attn.qkv_proj.weight"].blocks
+    assert (block.row, block.rows, block.engine_row) == (0, 24, 0)
