@@ -29,8 +29,8 @@ class StepCheckpoint(ModelCheckpoint):
             `step=20-eval-pass@1=0.750.ckpt`.
         save_last: whether to keep a copy of the newest checkpoint as `last.ckpt`.
         save_on_exception: whether to save also when the run is interrupted or fails. Nothing is
-            saved in the middle of an update, where a weight or the optimizer's state is not finite,
-            or when one of several processes fails.
+            saved before training begins, in the middle of an update, where a weight or the
+            optimizer's state is not finite, or when one of several processes fails.
         options: options of `ModelCheckpoint`, for instance `monitor: eval/pass@1` and `mode: max`.
     """
 
@@ -44,9 +44,11 @@ class StepCheckpoint(ModelCheckpoint):
         super().__init__(
             filename=filename, save_last=save_last, save_on_exception=save_on_exception, **options
         )
+        self._has_begun = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
+        self._has_begun = False
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # a strategy of Lightning's
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
 
@@ -56,9 +58,15 @@ class StepCheckpoint(ModelCheckpoint):
             warnings.filterwarnings("ignore", "The dirpath has changed")
             super().load_state_dict(state_dict)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._has_begun = True
+
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
+        if not self._has_begun:
+            return  # a checkpoint may be loaded in part, and what was saved is what there is
         reason = _why_not_saved(trainer, pl_module, exception)
         if reason:
             kept = self._last_checkpoint_saved

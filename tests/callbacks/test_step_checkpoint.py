@@ -190,7 +190,9 @@ def test_a_broken_state_is_not_saved_over_the_last_good_one(
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        StepCheckpoint().on_exception(trainer, LightningModule(), error)
+        saves = StepCheckpoint()
+        saves._has_begun = True
+        saves.on_exception(trainer, LightningModule(), error)
     assert bool(calls) == saved
     assert len(caught) == (not saved)
 
@@ -239,3 +241,19 @@ def test_last_of_a_run_with_a_name_is_not_that_of_another(tmp_path: Path) -> Non
     run(tmp_path, 2, version="one")
     assert run(tmp_path, 1, "last", version="two").ckpt_path is None
     assert run(tmp_path, 3, "last", version="one").global_step == 3
+
+
+def test_a_resume_that_is_refused_saves_nothing(tmp_path: Path) -> None:
+    """Its checkpoint would have a fresh optimizer, and be the newest."""
+
+    class Other(BoringModel):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam([torch.nn.Parameter(torch.zeros(1)) for _ in range(3)])
+
+    boring_trainer(tmp_path, 2, StepCheckpoint(dirpath=tmp_path / "first")).fit(BoringModel())
+    saved = tmp_path / "first" / "last.ckpt"
+    again = boring_trainer(tmp_path, 4, StepCheckpoint(dirpath=tmp_path / "second"))
+    with pytest.raises(ValueError, match="parameter group"):
+        again.fit(Other(), ckpt_path=saved)
+    assert again.global_step == 2  # it would have been saved as a state of this step
+    assert not list(tmp_path.glob("second/*"))
